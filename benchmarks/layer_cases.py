@@ -13,7 +13,8 @@ GPU_PRECISIONS = {
 }
 """The families that are measured in each precision: those whose programs use it. All of them would take seven minutes.
 Those precisions are last in which an interrupted run says least."""
-CPU_PRECISIONS = ("float32", "bfloat16")
+CPU_BFLOAT16 = ((64, 40, 64), (128, 64, 128), (16, 64, 256), (1, 50, 128), (16, 1, 64))
+"""The sizes B, T, H that a CPU is measured at in bfloat16: a few, because many processors compute slowly in it."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,12 @@ CPU = [
 
 
 def cases(gpu: bool) -> Iterator[LayerCase]:
-    """Yield the networks of a GPU in the precisions of their families, or those of a CPU in all of its precisions."""
+    """Yield the networks of a GPU in the precisions of their families, or those of a CPU, some in bfloat16 too."""
     if gpu:
         for precision, families in GPU_PRECISIONS.items():
             yield from (replace(case, precision=precision) for case in GPU if case.family in families)
     else:
-        for precision in CPU_PRECISIONS:
-            yield from (replace(case, precision=precision) for case in CPU)
+        yield from CPU
+        for case in CPU:
+            if (case.B, case.T, case.H) in CPU_BFLOAT16:
+                yield replace(case, precision="bfloat16")

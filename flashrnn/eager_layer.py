@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from flashrnn._torch_private import autograd_alone
+from flashrnn import stepping
+from flashrnn._torch_private import autograd_alone, onednn_computes
 from flashrnn.dispatch import no_autocast, padding, run_forward
 from flashrnn.eager import apart, as_dtype, cast, recurrence_gradients, together
 from flashrnn.functional import check_reset, dtype_under_autocast
@@ -98,6 +99,8 @@ def _by_layer(network: nn.Module, states, batch: int) -> Tensor | None:
 
 def _layer(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, x, W, states, reset) -> tuple[Tensor, ...]:
     """Return the output in the layout of x, and the last one [1, B, H] of each state."""
+    if (done := stepping.sequences(recurrent, batch_first, x, W, states, reset)) is not None:
+        return done
     given = x, W, recurrent.R, recurrent.b, states
     sizes = recurrent.num_heads, recurrent.head_dim, dtype, x.device, torch.is_grad_enabled()
     if units := padding(recurrent.backend, recurrent.cell.key, *sizes):
@@ -135,12 +138,22 @@ def _of_inputs(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, res
 def _inputs(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, reset, x, W, R, b, states) -> Inputs:
     rows, swapped = _rows(x)
     sizes = *rows.shape[:2], len(recurrent.cell.input_gates), *R.shape[1:3]
-    Wx = nn.functional.linear(as_dtype(rows, dtype), as_dtype(W, dtype)).view(sizes)
+    Wx = as_dtype(nn.functional.linear(_factor(rows, dtype), _factor(W, dtype)), dtype).view(sizes)
     if batch_first == swapped:
         Wx = Wx.transpose(0, 1)
     if b is None:
         b = Wx.new_zeros(len(recurrent.cell.gates), *sizes[3:], dtype=state_dtype(dtype))
     return cast(dtype, Wx, R, b, states, reset)
+
+
+def _factor(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x in `dtype` as a factor of the layer's products, which are then rounded to it.
+
+    Processors without instructions for bfloat16 take ten times as long for a product in it as for one in float32.
+    """
+    x = as_dtype(x, dtype)
+    is_slow = dtype == torch.bfloat16 and x.device.type == "cpu" and not onednn_computes(dtype)
+    return x.float() if is_slow else x
 
 
 def _rows(x: Tensor) -> tuple[Tensor, bool]:
@@ -216,13 +229,13 @@ def product_gradients(
     """Return the gradients of x, in its layout, and of W from that of the input product [B, T, Gi, N, D]."""
     rows, swapped = _rows(x)
     of_Wx = (of_Wx.transpose(0, 1) if batch_first == swapped else of_Wx).reshape(-1, W.shape[0])
-    of_x = of_W = None
+    of_Wx, of_x, of_W = _factor(of_Wx, dtype), None, None
     with no_autocast(x):
         if x_wanted:
-            of_x = torch.mm(of_Wx, as_dtype(W, dtype)).view(rows.shape)
+            of_x = as_dtype(torch.mm(of_Wx, _factor(W, dtype)), dtype).view(rows.shape)
             of_x = of_x.transpose(0, 1) if swapped else of_x
         if W_wanted:
-            of_W = torch.mm(of_Wx.t(), as_dtype(rows, dtype).flatten(0, 1))
+            of_W = as_dtype(torch.mm(of_Wx.t(), _factor(rows, dtype).flatten(0, 1)), dtype)
     return of_x, of_W
 
 

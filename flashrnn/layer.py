@@ -209,7 +209,7 @@ class FlashRNN(nn.Module):
         if steps == 1 and not self.bidirectional:
             if reset is not None:
                 check_reset(reset, x.shape[1 - time], 1)
-            stepped = self._quick_step(x.select(time, 0), states, None if reset is None else reset[:, 0])
+            stepped = self._quick_step(x.squeeze(time), states, None if reset is None else reset[:, 0])
             if stepped is not None:
                 return stepped[0].unsqueeze(time), stepped[1]
         for of_pytorch in (onednn.run, cudnn.run) if reset is None else ():
@@ -225,8 +225,8 @@ class FlashRNN(nn.Module):
 
     def _quick_step(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
         """Return what `step` does; None where `stepping` does not serve the call, or an argument is wrong."""
-        if not isinstance(x, Tensor) or not x.is_cpu:  # zeros for missing states would be a kernel on a GPU
-            return None
+        if not isinstance(x, Tensor) or not x.is_cpu or x.dtype not in stepping.DTYPES:
+            return None  # before zeros for missing states, which would be a kernel on a GPU
         if states is None:
             states = (x.new_zeros(self.num_layers, x.shape[0], self.hidden_size),) * len(self.cell.states)
         states = states if isinstance(states, tuple | list) else (states,)

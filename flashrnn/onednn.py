@@ -2,8 +2,8 @@
 
 In float32, oneDNN and `cpu_fused` both come close to the peak of a processor, but oneDNN also computes the input
 products of an LSTM faster. Where R does not fit the caches and few sequences share what is read of it, `cpu_fused`
-reads it faster. In bfloat16 oneDNN uses matrix instructions that `cpu_fused` does not have. For a GRU,
-PyTorch calls oneDNN for each product and runs the rest of a step as several operators.
+reads it faster; for a single sequence it starts sooner. In bfloat16 oneDNN uses matrix instructions that `cpu_fused`
+does not have. For a GRU, PyTorch calls oneDNN for each product and runs the rest of a step as several operators.
 """
 
 from functools import cache
@@ -22,6 +22,7 @@ from flashrnn.torch_networks import in_order, initial_states
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _GRU_WORK = 2**21  # sequences times units² from which nn.GRU is faster in bfloat16
+_STEP_WORK = 2**16  # the same, up to which a step is faster by PyTorch's operators without oneDNN
 _FEW, _WIDE, _WIDE_EACH = 4, 512, 160  # sequences, units, units for each sequence: then `cpu_fused` is faster for LSTMs
 
 
@@ -39,7 +40,7 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
     """
     if not is_plain(x, x.dtype) or network.num_heads != 1 or network.proj_size or x.dtype not in _DTYPES:
         return None
-    if not (_is_faster(network, x) and autograd_alone() and x.numel() and onednn_computes(x.dtype)):
+    if not (_is_faster(network, x) and autograd_alone() and x.numel()):
         return None
     if torch.is_autocast_enabled("cpu") or (layers := _layers(network, x)) is None:
         return None
@@ -62,11 +63,18 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
 
 
 def _is_faster(network: nn.Module, x: Tensor) -> bool:
-    """Return whether oneDNN is faster for a batch of sequences x, as measured: see docs/backends.md."""
+    """Return whether oneDNN is faster for a batch of sequences x, as measured: see docs/backends.md.
+
+    Where oneDNN does not compute in bfloat16, PyTorch's operators are faster for a small step than a call of ours.
+    """
     B, T = x.shape[:2] if network.batch_first else x.shape[1::-1]
+    if not onednn_computes(x.dtype):
+        is_small = T == 1 and B * network.hidden_size**2 < _STEP_WORK
+        return is_small and x.dtype == torch.bfloat16 and network.cell in (LSTM, GRU)
     if network.cell is LSTM:
-        few = B <= _FEW and network.hidden_size >= max(_WIDE, _WIDE_EACH * B) and x.dtype == torch.float32
-        return not (few and _runs_by_cpu_fused(network.hidden_size))
+        few = B <= _FEW and network.hidden_size >= max(_WIDE, _WIDE_EACH * B)
+        single = B == 1 and not network.bidirectional  # a call starts sooner
+        return not ((few or single) and x.dtype == torch.float32 and _runs_by_cpu_fused(network.hidden_size))
     if network.cell is not GRU or x.dtype != torch.bfloat16:
         return False
     return T == 1 or B * network.hidden_size**2 >= _GRU_WORK

@@ -1,6 +1,6 @@
-"""One time step of a network on the CPU: one call of the kernel per layer, with as little overhead as possible.
+"""Layers on the CPU in float32 and float64: one call of the kernel, with as little overhead as possible.
 
-At a batch of one the kernel takes 5 µs. The preparations for a whole sequence take forty times as long.
+For one step of one sequence the kernel takes 5 µs, and the preparations that serve every backend forty times as long.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from flashrnn import op
-from flashrnn._torch_private import autograd_alone, backward_is_observed
+from flashrnn._torch_private import autograd_alone, backward_is_observed, graph_is_retained
 from flashrnn.cells import Cell
-from flashrnn.cpu.backend import CpuFused, gradients
+from flashrnn.cpu.backend import CpuFused, columns, gradients
 from flashrnn.cpu.call import Sizes, prepare
 from flashrnn.dispatch import choose
+from flashrnn.memory_format import aux_in_format
 from flashrnn.problem import PLAIN, KernelUnavailable, Problem
 from flashrnn.recurrence import Recurrence
 from flashrnn.residual import Residual
 
 _CPU = torch.device("cpu")
-_DTYPES = (torch.float32, torch.float64)  # in which states have the dtype of x
+DTYPES = (torch.float32, torch.float64)  # in which states have the dtype of x
 
 
 class Layer(NamedTuple):
@@ -48,7 +49,7 @@ def layers(
         states: a tensor [layers, B, H] for each state of the cell.
         reset: [B], or None.
     """
-    if not autograd_alone() or torch.is_autocast_enabled("cpu") or x.dim() != 2 or x.dtype not in _DTYPES:
+    if not autograd_alone() or torch.is_autocast_enabled("cpu") or x.dim() != 2 or x.dtype not in DTYPES:
         return None
     dtype, (B, features), (_, first) = x.dtype, x.shape, modules[0]
     if not (B and is_plain(x, dtype) and len(states) == len(first.cell.states)):
@@ -129,7 +130,7 @@ def _is_for_the_kernel(cell: Cell, backend: str, heads: int, head_dim: int, dtyp
     try:
         if choose(backend, problem).name != CpuFused.name:
             return False
-        for direction in problem.directions:
+        for direction in problem.directions:  # a single step forward, and all backward: both products
             prepare(Sizes(direction, cell, 1, 1, heads, head_dim, False, dtype, 1))
     except (ValueError, KernelUnavailable):  # the call of a whole sequence reports it
         return False
@@ -145,78 +146,162 @@ def step(layer: Layer, x: Tensor, states: Sequence[Tensor], reset: Tensor | None
         states: a tensor of B*H elements for each state of the cell.
         reset: [B] bool, or None.
     """
+    return _run(layer, _Rows(x.shape[0], 1, False), x, states, reset)
+
+
+def sequences(
+    recurrent: Recurrence, batch_first: bool, x: Tensor, W: Tensor, states: Tensor | None, reset: Tensor | None
+) -> tuple[Tensor, ...] | None:
+    """Return the output of a layer in the layout of x and the last one [1, B, H] of each state; None if this does not
+    serve the call. The layer is one that `eager_layer` serves.
+
+    Args:
+        recurrent: the recurrence.
+        batch_first: x is [B, T, features], otherwise [T, B, features].
+        x: the input.
+        W: of the input product.
+        states: [S, B, N, D], or None.
+        reset: [B, T] bool, or None.
+    """
+    R, b = recurrent.R, recurrent.b
+    if x.dtype not in DTYPES or x.device != _CPU or not x.is_contiguous() or torch.is_autocast_enabled("cpu"):
+        return None
+    if any(t is not None and t.dtype != x.dtype for t in (W, R, b, states)):
+        return None
+    rows = _Rows(*(x.shape[:2] if batch_first else x.shape[1::-1]), not batch_first)
+    training = torch.is_grad_enabled() and any(_requires_grad(t) for t in (x, W, R, b, states))
+    if not _kernel_runs(recurrent, rows, x.dtype, training, reset is not None):
+        return None
+    if reset is not None:
+        reset = reset.t() if rows.time_major else reset
+    size = 1, rows.batch, recurrent.hidden_size
+    if states is None:
+        states = (x.new_zeros(size),) * len(recurrent.cell.states)
+    else:
+        states = [state.reshape(size) for state in states.unbind()]
+    return _run(Layer(recurrent, W, R, b), rows, x, states, reset)
+
+
+def _kernel_runs(recurrent: Recurrence, rows: "_Rows", dtype: torch.dtype, training: bool, reset: bool) -> bool:
+    """Return whether `cpu_fused` is chosen for a call of such rows, and its kernels can be made."""
+    cell, N, D = recurrent.cell, recurrent.num_heads, recurrent.head_dim
+    problem = Problem(cell, N, D, dtype, _CPU, training, reset)
+    try:
+        if choose(recurrent.backend, problem).name != CpuFused.name:
+            return False
+        for direction in problem.directions:
+            prepare(Sizes(direction, cell, *rows[:2], N, D, rows.time_major, dtype, torch.get_num_threads()))
+    except (ValueError, KernelUnavailable):  # `eager_layer` reports it
+        return False
+    return True
+
+
+class _Rows(NamedTuple):
+    """The steps of sequences, in the order of memory."""
+
+    batch: int
+    steps: int
+    time_major: bool
+
+    def by_heads(self, x: Tensor, heads: int) -> Tensor:
+        """Return rows of numbers as [B, T, N, numbers]."""
+        if self.time_major:
+            return x.view(self.steps, self.batch, heads, -1).transpose(0, 1)
+        return x.view(self.batch, self.steps, heads, -1)
+
+
+def _run(layer: Layer, rows: _Rows, x: Tensor, states: Sequence[Tensor], reset: Tensor | None) -> tuple[Tensor, ...]:
     recurrent, W, R, b = layer
     if torch.is_grad_enabled() and (W.requires_grad or any(_requires_grad(t) for t in (R, b, x, *states))):
-        return _Step.apply(recurrent.cell, reset, x, W, R, b, *states)
-    return _forward(recurrent.cell, reset, linear(x, W), R, b, states, None)
+        return _Layer.apply(recurrent.cell, rows, reset, x, W, R, b, *states)
+    h, _, new = _forward(recurrent.cell, rows, reset, linear(x, W), R, b, states, training=False)
+    return h, *new
 
 
 def _requires_grad(x: Tensor | None) -> bool:
     return x is not None and x.requires_grad
 
 
-def _forward(cell: Cell, reset, Wx: Tensor, R: Tensor, b: Tensor | None, states, gates: Tensor | None):
-    B, (_, N, D, _) = Wx.shape[0], R.shape
-    kernel = prepare(Sizes("forward", cell, B, 1, N, D, False, Wx.dtype, torch.get_num_threads()))
-    h, new = Wx.new_empty(B, N * D), [torch.empty_like(state) for state in states]
+def _forward(cell: Cell, rows: _Rows, reset, Wx: Tensor, R: Tensor, b: Tensor | None, states, training: bool):
+    """Return h, the gates and the other states of every step for a backward pass, and the new states."""
+    (B, T, time_major), (_, N, D, _) = rows, R.shape
+    kernel = prepare(Sizes("forward", cell, B, T, N, D, time_major, Wx.dtype, torch.get_num_threads()))
+    outer = (B,) if Wx.dim() == 2 else (T, B) if time_major else (B, T)
+    h, new = Wx.new_empty(*outer, N * D), [torch.empty_like(state) for state in states]
+    gates = Wx.new_empty(B * T, len(cell.gates) * N * D) if training else None
+    aux = Wx.new_empty(len(states) - 1, B * T, N * D) if training and T > 1 and len(states) > 1 else None
     kernel.run(
         h=h,
         x=Wx,
-        weights=R.contiguous(),
+        weights=R.contiguous() if kernel.by_rows else columns(R.transpose(2, 3)),
         b=Wx.new_zeros(len(cell.gates), N, D) if b is None else b.contiguous(),
         reset=None if reset is None else reset.contiguous(),
         initial=states,
         last=new,
         pre=gates,
+        aux=aux,
     )
-    return h, *new
+    return h, (gates, aux), new
 
 
-class _Step(torch.autograd.Function):
+class _Layer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, cell, reset, x, W, R, b, *states):
-        gates = x.new_empty(x.shape[0], len(cell.gates) * R.shape[1] * R.shape[2])
-        ctx.cell, ctx.has_bias = cell, b is not None
-        ctx.save_for_backward(x, W, R, reset, gates, *states)
+    def forward(ctx, cell, rows, reset, x, W, R, b, *states):
+        h, saved, new = _forward(cell, rows, reset, linear(x, W), R, b, states, training=True)
+        ctx.cell, ctx.rows, ctx.has_bias = cell, rows, b is not None
+        ctx.save_for_backward(x, W, R, reset, None if rows.steps == 1 else h, *saved, *states)
         ctx.set_materialize_grads(False)
-        return _forward(cell, reset, linear(x, W), R, b, states, gates)
+        return h, *new
 
     @staticmethod
     def backward(ctx, d_h, *d_new):
         x, W, *saved = ctx.saved_tensors
         run = _by_operator if backward_is_observed() else _backward
-        d_Wx, d_R, d_b, *d_states = run(ctx.cell, d_h, d_new, *saved)
-        _, _, of_x, of_W, *_ = ctx.needs_input_grad
-        d_x, d_W = d_Wx @ W if of_x else None, d_Wx.t() @ x if of_W else None
-        return None, None, d_x, d_W, d_R, d_b if ctx.has_bias else None, *d_states
+        d_Wx, d_R, d_b, *d_states = run(ctx.cell, ctx.rows, d_h, d_new, *saved)
+        *_, of_x, of_W, _, _ = ctx.needs_input_grad[:7]
+        d_x = torch.mm(d_Wx, W).view(x.shape) if of_x else None
+        d_W = torch.mm(d_Wx.t(), x if x.dim() == 2 else x.flatten(0, 1)) if of_W else None
+        return None, None, None, d_x, d_W, d_R, d_b if ctx.has_bias else None, *d_states
 
 
-def _backward(cell: Cell, d_h: Tensor | None, d_new, R: Tensor, reset, gates: Tensor, *states):
-    B, (_, N, D, _) = gates.shape[0], R.shape
+def _backward(cell: Cell, rows: _Rows, d_h, d_new, R: Tensor, reset, h, gates: Tensor, aux, *states):
+    _, N, D, _ = R.shape
     d_states = [
         torch.zeros_like(state) if d is None else d.clone(memory_format=torch.contiguous_format)
         for state, d in zip(states, d_new, strict=True)
     ]
-    before = [state.view(B, N, D) for state in states]
-    d_h = None if d_h is None else d_h.contiguous()
-    d_x, d_R, d_b = gradients(cell, R, before, _column(reset), before[0].unsqueeze(1), gates, d_h, d_states)
-    return d_x.view(B, -1), d_R, d_b, *d_states
+    before = [state.view(rows.batch, N, D) for state in states]
+    h = before[0].unsqueeze(1) if h is None else rows.by_heads(h, N)
+    d_h = None if d_h is None else rows.by_heads(d_h.contiguous(), N)
+    d_x = None
+    if N == 1 and cell.input_gates == cell.gates and not graph_is_retained():
+        d_x = rows.by_heads(gates, len(cell.gates)).unsqueeze(3)  # over the gates of the same places
+    others = {"aux": aux, "d_x": d_x}
+    d_x, d_R, d_b = gradients(cell, R, before, _of_rows(reset, rows), h, gates, d_h, d_states, **others)
+    d_Wx = (d_x.transpose(0, 1) if rows.time_major else d_x).reshape(rows.batch * rows.steps, -1)
+    return d_Wx, d_R, d_b, *d_states
 
 
-def _by_operator(cell: Cell, d_h: Tensor | None, d_new, R: Tensor, reset, gates: Tensor, *states):
+def _by_operator(cell: Cell, rows: _Rows, d_h, d_new, R: Tensor, reset, h, gates: Tensor, aux, *states):
     """Return what `_backward` does, by the operator, which torch.func and autograd with `create_graph` can see."""
-    B, (_, N, D, _) = gates.shape[0], R.shape
+    (B, _, time_major), (_, N, D, _) = rows, R.shape
     before = torch.stack([state.view(B, N, D) for state in states])
-    h, aux, gates = before[0].unsqueeze(1), before[1:].unsqueeze(2), gates.view(B, 1, N, -1, D)
-    residual = Residual(R, before, _column(reset), h, aux, gates, "NGD")
+    h = before[0].unsqueeze(1) if h is None else rows.by_heads(h, N)
+    aux = before[1:].unsqueeze(2) if aux is None else torch.stack([rows.by_heads(state, N) for state in aux.unbind()])
+    gates = rows.by_heads(gates, N).unflatten(3, (-1, D))
+    residual = Residual(R, before, _of_rows(reset, rows), h, aux_in_format(aux, h), gates, "NGD")
     d_last = None
     if any(d is not None for d in d_new):
         d_last = torch.stack([torch.zeros_like(s) if d is None else d for s, d in zip(states, d_new, strict=True)])
         d_last = d_last.view(before.shape)
-    d_h = None if d_h is None else d_h.view(B, 1, N, D)
+    d_h = None if d_h is None else rows.by_heads(d_h, N)
     d_x, d_R, d_b, d_before = op.backward(cell, CpuFused.name, residual, d_h, (None,) * (len(states) - 1), d_last)
-    return d_x.flatten(1), d_R, d_b, *(d.reshape(state.shape) for d, state in zip(d_before, states, strict=True))
+    d_Wx = (d_x.transpose(0, 1) if time_major else d_x).flatten(0, 1).flatten(1)
+    return d_Wx, d_R, d_b, *(d.reshape(state.shape) for d, state in zip(d_before, states, strict=True))
 
 
-def _column(reset: Tensor | None) -> Tensor | None:
-    return None if reset is None else reset[:, None]
+def _of_rows(reset: Tensor | None, rows: _Rows) -> Tensor | None:
+    """Return the mask of rows as [B, T]."""
+    if reset is None or rows.steps == 1:
+        return None if reset is None else reset.reshape(rows.batch, 1)
+    return reset.t() if rows.time_major else reset

@@ -29,6 +29,7 @@ from flashrnn.products import recurrent_only, weight_gradient_of_states
 from flashrnn.residual import GateFormat, Residual, empty_gates, residual_dtype, saturated
 
 NUMBA_IS_MISSING = "numba is not installed: pip install numba"
+_LARGEST_IN_LOOP = 192  # head size; of larger ones d_R, which leaves the caches between steps, is a product after them
 _LARGEST_IN_BFLOAT16 = 768  # head size; of larger ones and many sequences PyTorch's products of bfloat16 are faster
 
 
@@ -83,6 +84,8 @@ class CpuFused:
         d_states = torch.zeros_like(initial) if grads.last is None else torch.empty_like(initial).copy_(grads.last)
         d_h = None if grads.h is None else in_format(grads.h.to(h.dtype), h)
         others = {"aux": aux, "d_aux": aux_gradient(grads, aux, h.dtype)}
+        if residual.donated and h.shape[2] == 1 and cell.input_gates == cell.gates:
+            others["d_x"] = gates.transpose(2, 3)  # over the gates of the same places: new memory costs page faults
         d_x, d_R, d_b = gradients(cell, R, initial.unbind(), reset, h, gates, d_h, d_states.unbind(), **others)
         return Gradients(d_x.to(dtype), d_R.to(R.dtype), d_b, d_states)
 
@@ -96,6 +99,7 @@ def gradients(
     gates: Tensor,
     d_h: Tensor | None,
     d_states: Sequence[Tensor],
+    d_x: Tensor | None = None,
     **others: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of Wx, R and b; `d_states`, those of the last states, become those of the initial ones.
@@ -109,18 +113,19 @@ def gradients(
         gates: [B, T, N, G, D], of the forward.
         d_h: [B, T, N, D] in memory as h, or None.
         d_states: of each state [B, N, D], contiguous.
+        d_x: where the gradient of Wx, [B, T, Gi, N, D] in memory as h, is written; None: in memory of its own.
         others: "aux" and "d_aux", which a single step does not have.
     """
-    kernel, large, (N, D) = prepared("backward", cell, h), build.is_large(h.shape[3]), h.shape[2:]
-    R = R.to(h.dtype)
-    d_x = empty_in_format(h, len(cell.input_gates), N, D)
-    d_u = empty_in_format(h, len(recurrent_only(cell)), N, D) if large else None
-    width = build.tile(D).width
-    d_R = None if large else h.new_zeros(kernel.parts, len(cell.recurrent_gates), N, D, width)
-    d_b = h.new_zeros(kernel.parts, len(cell.gates), N, width)
+    R, kernel, (N, D) = R.to(h.dtype), prepared("backward", cell, h), h.shape[2:]
+    by_rows, afterwards = kernel.by_rows, D > _LARGEST_IN_LOOP
+    d_x = empty_in_format(h, len(cell.input_gates), N, D) if d_x is None else d_x
+    d_u = empty_in_format(h, len(recurrent_only(cell)), N, D) if afterwards else None
+    parts = () if kernel.parts == 1 and kernel.width == D else (kernel.parts,)
+    d_R = None if afterwards else h.new_zeros(*parts, len(cell.recurrent_gates), N, D, kernel.width)
+    d_b = h.new_zeros(*parts, len(cell.gates), N, kernel.width)
     kernel.run(
         h=h,
-        R=_transposed(R) if large else columns(R),
+        R=_transposed(R) if by_rows else columns(R),
         reset=None if reset is None else in_format(reset, h),
         initial=initial,
         pre=gates,
@@ -129,12 +134,15 @@ def gradients(
         d_u=d_u,
         d_R=d_R,
         d_b=d_b,
-        one=_one(h.dtype),
+        one=None if by_rows else _one(h.dtype),
         d_states=d_states,
         **others,
     )
-    d_R = weight_gradient_of_states(cell, d_x, d_u, h, initial, reset) if large else _sum_of_parts(d_R, D)
-    return d_x, d_R, _sum_of_parts(d_b, D)
+    if parts:
+        d_R, d_b = (None if d is None else _sum_of_parts(d, D) for d in (d_R, d_b))
+    if afterwards:
+        d_R = weight_gradient_of_states(cell, d_x, d_u, h, initial, reset)
+    return d_x, d_R, d_b
 
 
 @cache
@@ -176,6 +184,4 @@ def _transposed(R: Tensor) -> Tensor:
 
 def _sum_of_parts(d: Tensor, size: int) -> Tensor:
     """Return the sum of [parts, ..., width] over the parts, without padding: [..., size]."""
-    if d.shape[0] == 1 and d.shape[-1] == size:
-        return d.view(d.shape[1:])
     return (d[0] if len(d) == 1 else d.sum(0))[..., :size].contiguous()

@@ -8,7 +8,8 @@ size, compiles little.
 import hashlib
 import os
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -19,8 +20,9 @@ import torch
 
 from flashrnn.cache import cache_folder, one_at_a_time, store, warn_not_kept
 from flashrnn.cells import Cell
-from flashrnn.cells.printers.numba import cell_loop, cell_rows, row_product
+from flashrnn.cells.printers.numba import cell_loop, cell_rows
 from flashrnn.cells.trace import trace
+from flashrnn.cpu import registers
 from flashrnn.forking import lock_that_forks_wait_for
 from flashrnn.problem import dtype_name, making_kernels, state_dtype
 
@@ -77,13 +79,23 @@ def time_loop(direction: str, dtype: torch.dtype) -> Part:
 @cache
 def matrix_product(width: int, dtype: torch.dtype) -> Part:
     """Return the function of kernels/product.py for matrices of `width` columns."""
-    return _compiled("product", dtype, (), f"WIDTH = {width}", _template("product"))
+    with _making():
+        many, few, _ = registers.tiles()
+        names = f"WIDTH, LANES, MANY, FEW = {width}, {_lanes(dtype)}, {many}, {few}"
+        return _compiled("product", dtype, (), names, _template("product"))
 
 
 @cache
 def row_product_of(dtype: torch.dtype) -> Part:
     """Return the function of kernels/rows.py, for matrices of any width."""
-    return _compiled("rows", dtype, (), *(row_product(*tile) for tile in ((4, 4), (1, 4), (1, 1))), _template("rows"))
+    with _making():
+        names = f"LANES, DOTS = {_lanes(dtype)}, {registers.tiles().dots}"
+        return _compiled("rows", dtype, (), names, _template("rows"))
+
+
+def _lanes(dtype: torch.dtype) -> int:
+    """Return how many numbers a vector register holds."""
+    return registers.registers().bytes // dtype.itemsize
 
 
 @cache
@@ -105,6 +117,13 @@ def cell_step(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype) -> 
 _COMPILING = lock_that_forks_wait_for()
 
 
+@contextmanager
+def _making() -> Iterator[None]:
+    """Let one thread at a time import numba and make kernels, in which errors are KernelUnavailable."""
+    with making_kernels("numba cannot compile the kernels for the CPU"), _COMPILING:
+        yield
+
+
 def _compiled(name: str, dtype: torch.dtype, shared: tuple[str, ...], *parts: str) -> Part:
     """Return the C function `kernel` of the module that consists of `parts`; raise KernelUnavailable.
 
@@ -114,7 +133,7 @@ def _compiled(name: str, dtype: torch.dtype, shared: tuple[str, ...], *parts: st
         shared: names of templates with functions that several kernels call.
         parts: Python's text.
     """
-    with making_kernels("numba cannot compile the kernels for the CPU"), _COMPILING:
+    with _making():
         return _compiled_once(name, dtype, shared, *parts)
 
 

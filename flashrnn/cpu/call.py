@@ -18,6 +18,7 @@ from flashrnn.cpu import build, threads
 from flashrnn.problem import state_dtype
 from flashrnn.products import places, recurrent_only
 
+_WIDE = 128  # units of a head, whose matrices leave the first cache between the steps of one sequence
 _SMALL = 2**19  # multiplications of a call that one thread has done before another one has begun
 
 
@@ -36,9 +37,11 @@ class Sizes(NamedTuple):
 
     @property
     def by_rows(self) -> bool:
-        """Whether products are those of kernels/rows.py: of large heads, and where the other would be slower than the
-        copy of R that it needs."""
-        return build.is_large(self.head_dim) or (self.direction == "forward" and self.steps == 1)
+        """Whether products are those of kernels/rows.py: of large heads, and where the other would gain less than the
+        copy of R takes that it needs. Of more steps than one their number does not matter, so that sequences can be
+        cut anywhere without a change in any bit."""
+        few = self.steps == 1 or (self.batch == 1 and self.head_dim >= _WIDE)
+        return build.is_large(self.head_dim) or (self.direction == "forward" and few)
 
 
 class Prepared(NamedTuple):
@@ -50,6 +53,8 @@ class Prepared(NamedTuple):
     field: dict[str, int]  # where an argument stands among the words
     threads: int  # that take part
     parts: int  # of the batch
+    width: int  # of the sums over rows, see `build.Tile`
+    by_rows: bool  # see `Sizes`
     buffers: int  # numbers that they work on
     tensors: tuple[Tensor, ...]  # which words point to
 
@@ -115,7 +120,7 @@ def prepare(sizes: Sizes) -> Prepared:
     words = array("q", [values.get(name, 0) for name in fields])
     busy = 1 if _is_small(sizes) else min(parts * N, sizes.threads)
     field = {name: k for k, name in enumerate(fields)}
-    return Prepared(sizes, kernel, words, field, busy, parts, busy * buffers, tuple(tensors))
+    return Prepared(sizes, kernel, words, field, busy, parts, tile.width, sizes.by_rows, busy * buffers, tuple(tensors))
 
 
 def _is_small(sizes: Sizes) -> bool:

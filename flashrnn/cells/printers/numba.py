@@ -1,4 +1,4 @@
-"""Scalar graphs as loops over arrays, and matrix products, for numba to compile."""
+"""Scalar graphs as loops over arrays, for numba to compile."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -61,30 +61,13 @@ def cell_rows(cell: Cell, direction: str, dtype: torch.dtype, rounding: str = ""
     return _RowPrinter(trace(cell, dtype).gradient, places, results, {}).step(len(cell.states))
 
 
-def row_product(rows: int, columns: int) -> str:
-    """`dots_{rows}x{columns}(out, a, row_step, w, depth)`: out [rows, columns] += a [rows, depth] @ w.T, where w is
-    [columns, depth], and rows of `out` and a are `row_step` apart.
-
-    The sums stay in registers, each in parts, one for each place in a vector.
-    """
-    sums = [(r, c) for r in range(rows) for c in range(columns)]
-    lines = ["@sums", f"def dots_{rows}x{columns}(out, a, row_step, w, depth):"]
-    lines += [f"    s{r}_{c} = F(0)" for r, c in sums]
-    lines.append("    for d in range(depth):")
-    lines += [f"        a{r} = a[{r} * row_step + d]" for r in range(rows)]
-    lines += [f"        w{c} = w[{c} * depth + d]" for c in range(columns)]
-    lines += [f"        s{r}_{c} += a{r} * w{c}" for r, c in sums]
-    lines += [f"    out[{r} * row_step + {c}] += s{r}_{c}" for r, c in sums]
-    return "\n".join(lines)
-
-
 def _kernel(arrays: Sequence[str], body: list[str]) -> str:
     """Return the C function `kernel` of pointers to `arrays` and of the number of elements `count`."""
     head = [
         f"@cfunc(void({'pointer, ' * len(arrays)}intp), cache=CACHE, pipeline_class=Kernel, **OPTIONS)",
         f"def kernel({', '.join(arrays)}, count):",
     ]
-    return "\n".join([*head, *_indented(body)])
+    return "\n".join([*head, *_indented(["with_widest_vectors()", *body])])
 
 
 def _indented(lines: list[str]) -> list[str]:

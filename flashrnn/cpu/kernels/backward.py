@@ -51,13 +51,13 @@ def add_sums(z, gates, h, part, head, rows):
     """Add up over rows the gates' gradients, and these times the h before the step."""
     for gate in range(z.gates):
         given, d_b = offset(gates, gate * z.stride), offset(z.d_b, ((part * z.gates + gate) * z.heads + head) * z.width)
-        if z.d_R == 0:
+        if z.one != 0:
+            add_product(z, d_b, offset(z.one, 0), 0, 0, given, 1, rows)
+        else:
             for r in range(rows):
                 add(d_b, offset(given, r * z.width), z.D)
-            continue
-        add_product(z, d_b, offset(z.one, 0), 0, 0, given, 1, rows)
         k = words_at(z.recurrent_of, gate)[0]
-        if k >= 0:
+        if k >= 0 and z.d_R != 0:
             d_R = offset(z.d_R, matrix_at(z, part * z.matrices + k, head))
             add_product(z, d_R, given, 1, z.width, h, z.D, rows)
 

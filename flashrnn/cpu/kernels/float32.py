@@ -9,7 +9,7 @@ _ROUND = F(1.5 * 2**23)  # a number of size below 2^22 plus this, minus this, is
 
 @function
 def _power_of_two(integer):
-    """2^n from n + _ROUND, -126 <= n <= 127: the low bits of the sum are n, they become the exponent."""
+    """2^n from n + _ROUND, -126 <= n <= 128: the low bits of the sum are n, they become the exponent."""
     return F(_I((F(integer).view(_I) + _I(127)) << 23).view(F))
 
 
@@ -71,7 +71,8 @@ def op_tanh(x):
 
 @function
 def op_sigmoid(x):
-    return F(1) / (F(1) + op_exp(-x))
+    n, fraction = _reduce(op_min(F(89), op_max(F(-87), -x)))
+    return F(1) / (F(1) + (F(1) + fraction) * _power_of_two(n))  # 2^128 is infinity: the smallest results are zero
 
 
 @function

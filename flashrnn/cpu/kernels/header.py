@@ -3,6 +3,7 @@
 # ruff: noqa: F401  (the files that are printed after this one use them)
 
 import math
+from contextlib import suppress
 from math import inf, nan
 
 import numpy as np
@@ -44,3 +45,15 @@ def _places_of(kind):
 
 
 offset, words_at, bytes_at = _places_of(pointer), _places_of(words), _places_of(CPointer(uint8))
+
+
+@intrinsic
+def with_widest_vectors(typing):
+    """Let loops of the calling function use 64-byte vectors where there are any: for many processors LLVM takes 32."""
+
+    def generate(context, builder, signature, values):
+        with suppress(TypeError):  # it is none of the attributes that llvmlite knows, whose sets check that
+            set.add(builder.function.attributes, '"prefer-vector-width"="512"')
+        return context.get_dummy_value()
+
+    return void(), generate

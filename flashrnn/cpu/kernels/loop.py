@@ -52,7 +52,7 @@ FIELDS = (
     "alone_of",  # [G]: which of these is this gate's, or -1
     "d_R",  # [parts, Gr, N, D, width], to be added to, or 0
     "d_b",  # [parts, G, N, width], to be added to
-    "one",  # the number
+    "one",  # the number, or 0 where products are those of rows.py
     "d_states",  # [S] addresses of [B, N, D]: of the last states, then of the first
 )
 

@@ -1,10 +1,10 @@
 """A matrix product of narrow rows."""
 
-VECTORS = WIDTH // LINE  # in a row
+VECTORS = WIDTH // LANES  # in a row
 
 
 def _tile(rows, vectors):
-    """Return `tile(out, a, row_step, step, w, depth)`: out [rows, vectors * LINE] += a [rows, depth] @ w.
+    """Return `tile(out, a, row_step, step, w, depth)`: out [rows, vectors * LANES] += a [rows, depth] @ w.
 
     The sums stay in registers. Rows of `out` and w are WIDTH apart.
     """
@@ -13,8 +13,11 @@ def _tile(rows, vectors):
     def tile(typing, out, a, row_step, step, w, depth):
         def generate(context, builder, signature, values):
             out, a, row_step, step, w, depth = values
-            vector, aligned, together = ir.VectorType(a.type.pointee, LINE), real.bitwidth // 8, ("contract",)
-            undefined, first = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), LINE), None)
+            vector, aligned, together = ir.VectorType(a.type.pointee, LANES), real.bitwidth // 8, ("contract",)
+            undefined, first = (
+                ir.Constant(vector, ir.Undefined),
+                ir.Constant(ir.VectorType(ir.IntType(32), LANES), None),
+            )
 
             def everywhere(r, d):
                 """Return a vector of a[r, d]."""
@@ -24,7 +27,7 @@ def _tile(rows, vectors):
                 return builder.shuffle_vector(single, undefined, first)
 
             def vector_at(start, row, v):
-                index = builder.add(builder.mul(row, row.type(WIDTH)), row.type(v * LINE))
+                index = builder.add(builder.mul(row, row.type(WIDTH)), row.type(v * LANES))
                 return builder.bitcast(builder.gep(start, [index]), vector.as_pointer())
 
             places = [(r, v) for r in range(rows) for v in range(vectors)]
@@ -54,14 +57,14 @@ def _in_tiles(rows, most):
 
     @function
     def add(out, a, row_step, step, w, count, depth):
-        for column in range(0, WIDTH, vectors * LINE):
+        for column in range(0, WIDTH, vectors * LANES):
             for r in range(0, count, rows):
                 tile(offset(out, r * WIDTH + column), offset(a, r * row_step), row_step, step, offset(w, column), depth)
 
     return add
 
 
-many, fours, singles = _in_tiles(8, 3), _in_tiles(4, 4), _in_tiles(1, 8)
+many, few, singles = _in_tiles(*MANY), _in_tiles(*FEW), _in_tiles(1, 8)
 
 
 @cfunc(void(pointer, pointer, intp, intp, pointer, intp, intp), cache=CACHE, pipeline_class=Kernel, **OPTIONS)
@@ -70,7 +73,8 @@ def kernel(out, a, row_step, step, w, rows, depth):
 
     Columns of w that a tile needs stay in the first cache until all rows of `out` have had them.
     """
-    eights, whole = rows - rows % 8, rows - rows % 4
-    many(out, a, row_step, step, w, eights, depth)
-    fours(offset(out, eights * WIDTH), offset(a, eights * row_step), row_step, step, w, whole - eights, depth)
+    of_many = rows - rows % MANY[0]
+    whole = of_many + (rows - of_many) // FEW[0] * FEW[0]
+    many(out, a, row_step, step, w, of_many, depth)
+    few(offset(out, of_many * WIDTH), offset(a, of_many * row_step), row_step, step, w, whole - of_many, depth)
     singles(offset(out, whole * WIDTH), offset(a, whole * row_step), row_step, step, w, rows - whole, depth)

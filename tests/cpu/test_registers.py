@@ -1,0 +1,43 @@
+from ctypes import CFUNCTYPE, c_long, c_void_p
+
+import pytest
+import torch
+
+from flashrnn.cpu import build, registers
+
+PRODUCT = CFUNCTYPE(None, c_void_p, c_void_p, c_long, c_long, c_void_p, c_long, c_long)
+
+
+@pytest.fixture(params=[(64, 32), (32, 16), (16, 32), (16, 16)])
+def processor(request, monkeypatch):
+    """Processors with such vector registers; this one computes what is meant for them, only slower."""
+    monkeypatch.setattr(registers, "registers", lambda: registers.Registers(*request.param))
+    for made in (build.matrix_product, build.row_product_of):
+        made.cache_clear()
+    yield
+    for made in (build.matrix_product, build.row_product_of):
+        made.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_by_columns(processor, dtype):
+    part = build.matrix_product(96, dtype)
+    w, bound = torch.randn(21, 96, dtype=dtype), {torch.float32: 1e-5, torch.float64: 1e-13}[dtype]
+    for rows in (1, 4, 15):
+        a, out = torch.randn(rows, 21, dtype=dtype), torch.randn(rows, 96, dtype=dtype)
+        expected = out + a @ w
+        PRODUCT(part.address)(out.data_ptr(), a.data_ptr(), 21, 1, w.data_ptr(), rows, 21)
+        torch.testing.assert_close(out, expected, rtol=bound, atol=10 * bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_by_rows(processor, dtype):
+    part = build.row_product_of(dtype)
+    bound = {torch.float32: 1e-5, torch.float64: 1e-13}[dtype]
+    for depth in (1, 5, 16, 35):
+        w = torch.randn(depth, depth, dtype=dtype)
+        for rows in (1, 4, 7):
+            a, out = torch.randn(rows, depth, dtype=dtype), torch.randn(rows, depth, dtype=dtype)
+            expected = out + a @ w.t()
+            PRODUCT(part.address)(out.data_ptr(), a.data_ptr(), depth, 1, w.data_ptr(), rows, depth)
+            torch.testing.assert_close(out, expected, rtol=bound, atol=10 * bound)
