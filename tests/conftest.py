@@ -73,11 +73,9 @@ def tiny_config(request, tmp_path, monkeypatch):
     Only runs of tests with the mark `drawn` draw their results, which takes a third of such a run.
     """
     from tests.tiny_runs import configs_in  # not for tests of kernels: it loads Hydra
-    from training import plots
 
     if not request.node.get_closest_marker("drawn"):
-        for name in ("accuracy_by_length", "perplexity_by_position"):
-            monkeypatch.setattr(plots, name, lambda *_: None)
+        _without_plots(monkeypatch)
     monkeypatch.chdir(tmp_path)
     return configs_in(tmp_path)
 
@@ -94,13 +92,19 @@ def trained_parity(tmp_path_factory):
     return _trained(tmp_path_factory.mktemp("trained_parity"), "parity")
 
 
+def _without_plots(patch):
+    from training import plots
+
+    for name in ("accuracy_by_length", "perplexity_by_position"):
+        patch.setattr(plots, name, lambda *_: None)
+
+
 def _trained(folder, experiment):
     from scripts.train import train
     from tests.tiny_runs import configs_in
-    from training import results
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "plot", lambda *_: None)
+        _without_plots(patch)
         patch.chdir(folder)
         config = configs_in(folder)(experiment, "schedule.total_steps=20")
         return config, train(config)

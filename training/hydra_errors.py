@@ -30,12 +30,12 @@ def message(error: Exception) -> str:
 
 
 def raised_by_target(error: InstantiationException) -> bool:
-    """Return whether what Hydra called raised the error, and says more of it than Hydra; not if Hydra could not call it
-    with the keys of the config."""
-    if error.__cause__ is None:
-        return False
-    *_, (frame, _) = traceback.walk_tb(error.__cause__.__traceback__)
-    return not frame.f_globals["__name__"].startswith("hydra.")
+    """Return whether what Hydra called says more of the error than Hydra: not if a TypeError comes from the call with
+    the keys of the config, or from an operation on a value."""
+    if not isinstance(error.__cause__, TypeError):
+        return error.__cause__ is not None
+    *_, last = traceback.extract_tb(error.__cause__.__traceback__)
+    return (last.line or "").startswith("raise")
 
 
 def _one_line(error: BaseException) -> str:

@@ -68,7 +68,7 @@ def test_it_has_a_meaning_for_float32_on_gpus_alone(dtype):
 
 
 def test_a_choice_is_not_that_of_the_other_setting():
-    """One head of 768 units stays on the chip with TF32 alone."""
-    problem = Problem(get_cell("lstm"), 1, 768, torch.float32, CUDA, True, False, named_gpu("H100"))
+    """One head of 768 units of an sLSTM stays on the chip with TF32 alone."""
+    problem = Problem(get_cell("slstm"), 1, 768, torch.float32, CUDA, True, False, named_gpu("H100"))
     for tf32, backend in ((False, "cuda"), (True, "cuda_fused"), (False, "cuda")):
         assert choose("auto", problem._replace(tf32=tf32)).name == backend

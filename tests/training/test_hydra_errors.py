@@ -48,9 +48,16 @@ def test_required_keys_are_told_with_their_comment():
         check_required(composed([], "evaluate"), "evaluate")
 
 
-@pytest.mark.parametrize(("options", "by_target"), [({"weights": 3, "seed": [0]}, True), ({"weights": [3]}, False)])
-def test_who_raised_a_type_error(options, by_target):
+@pytest.mark.parametrize(
+    ("options", "by_target"),
+    [
+        ({"_target_": "flashrnn.get_cell", "function": 3}, True),
+        ({"_target_": "flashrnn.get_cell", "cell": "lstm"}, False),
+        ({"_target_": "data.mixing.Schedule", "weights": 3, "seed": [0]}, False),  # by an operation on 3
+    ],
+)
+def test_whose_message_of_a_type_error_says_more(options, by_target):
     with pytest.raises(InstantiationException) as raised:
-        instantiate({"_target_": "data.mixing.Schedule", **options})
+        instantiate(options)
     assert isinstance(raised.value.__cause__, TypeError)
     assert hydra_errors.raised_by_target(raised.value) is by_target
