@@ -9,7 +9,7 @@ import torch
 from flashrnn import UnsupportedProblem, flashrnn, get_cell, warmup
 from flashrnn.__main__ import main
 from flashrnn.cpu import build as cpu_build
-from flashrnn.cuda import build, sum_of_partials, weight_gradient
+from flashrnn.cuda import build, short_gradients, sum_of_partials, weight_gradient
 from flashrnn.cuda.resident import backend, concurrent_gradient, kernel
 from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.spec import Variant
@@ -38,7 +38,8 @@ def compiled(monkeypatch, tmp_path) -> list[str]:
 
 def forget() -> None:
     """As in a new process."""
-    for cached in (build.build, kernel._compile_bucket, backend._chosen, backend._plan, weight_gradient._kernel):
+    loaded = weight_gradient._kernel, short_gradients._kernel
+    for cached in (build.build, kernel._compile_bucket, backend._chosen, backend._plan, *loaded):
         cached.cache_clear()
 
 
@@ -61,7 +62,7 @@ def test_a_training_call_finds_all_its_kernels(compiled, monkeypatch, steps, bid
     compiled.clear()
     loaded = SimpleNamespace(at_once=1000, waves=lambda groups: [(0, groups)], with_known=lambda **_: None)
     monkeypatch.setattr(backend, "device_gpu", lambda index: H100)
-    for module in (backend, weight_gradient):
+    for module in (backend, weight_gradient, short_gradients):
         monkeypatch.setattr(module, "load", lambda *_, **__: loaded)
     variant = Variant(aux=aux_dtype(LSTM, torch.bfloat16, all_states=False), training=True, both_ways=bidirectional)
     for batch in (16, 40):
