@@ -14,8 +14,8 @@ from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.parameters import declaration
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import SHORT, KernelSpec
-from flashrnn.cuda.weight_gradient import sizes_and_indices
-from flashrnn.memory_format import aligned, contiguous
+from flashrnn.cuda.weight_gradient import previous_h, sizes_and_indices
+from flashrnn.memory_format import aligned
 
 MOST_ROWS = 256  # steps of sequences; with more, other kernels read less, because their blocks have more units
 _UNITS, _COLUMNS, _WARPS = 128, 64, 4  # of a block
@@ -75,9 +75,7 @@ class ShortGradients:
         arguments = {
             "d_x": d_Wx,
             "d_u": d_u,
-            "h": aligned(h),
-            "initial": None if states is None else states[0].to(h.dtype).contiguous(),
-            "reset": contiguous(reset),
+            **previous_h(h, states, reset),
             "input": None if x is None else aligned(x),
             "partial": partial,
             "d_R": d_R,

@@ -81,14 +81,18 @@ class WeightGradient:
         arguments = {
             "d_x": d_Wx,
             "d_u": d_u,
-            "h": aligned(h),
-            "initial": None if states is None else states[0].to(h.dtype).contiguous(),
-            "reset": contiguous(reset),
+            **previous_h(h, states, reset),
             "partial": partial,
             "d_R": d_R,
         }
         self._launch(self._groups, arguments)
         return d_R if partial is None else sum_of_partials(partial, h.dtype)
+
+
+def previous_h(h: Tensor, states: Tensor | None, reset: Tensor | None) -> dict[str, Tensor | None]:
+    """Return the arguments of which kernels make h before each step: kernels/previous_h.cuh."""
+    initial = None if states is None else aligned(states[0].to(h.dtype).contiguous())
+    return {"h": aligned(h), "initial": initial, "reset": contiguous(reset)}
 
 
 def has_kernel(spec: KernelSpec) -> bool:

@@ -9,10 +9,9 @@ from flashrnn.cuda import short_gradients
 from flashrnn.cuda.short_gradients import ShortGradients, compile_kernel, serves
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
-from flashrnn.memory_format import empty_in_format
 from tests.cuda.host_kernel import short_gradients_on_host
 from tests.cuda.resident.test_kernels import GPUS
-from tests.problems import random_reset
+from tests.cuda.test_weight_gradient import random_operands
 from tests.suite import Case
 
 LSTM, GRU, ELMAN = map(get_cell, ("lstm", "gru", "elman"))
@@ -41,13 +40,7 @@ def test_they_are_the_sums_over_steps_and_sequences(on_host, case, dtype, states
         "backward", cell, N, D, B, dtype, named_gpu("H100"), Variant(reset=case.reset, both_ways=both_ways)
     )
     assert serves(spec, T)
-    torch.manual_seed(0)
-    h = torch.randn(T, B, N, D).transpose(0, 1) if case.time_major else torch.randn(B, T, N, D)
-    gates = len(cell.input_gates), len(products.recurrent_only(cell))
-    d_Wx, d_u = (empty_in_format(h, n, N, D).normal_() for n in gates)
-    h, d_Wx, d_u = h.to(dtype), d_Wx.to(dtype), d_u.to(dtype)
-    initial = torch.randn(len(cell.states), B, N, D).to(dtype).float() if states else None
-    reset = random_reset(B, T) if case.reset else None
+    d_Wx, d_u, h, initial, reset = random_operands(case, dtype, states)
     partial, x = torch.randn(3, len(cell.gates), N, D), None
     if features:
         x = torch.randn(*((T, B) if case.time_major else (B, T)), features).to(dtype)

@@ -80,11 +80,9 @@ def test_half_of_the_heads_backwards(on_host):
     agrees(Case(GRU, B=3, T=40, N=2, D=10, time_major=True), torch.bfloat16, True, on_host("H100", False), True)
 
 
-def agrees(case: Case, dtype: torch.dtype, states: bool, gpu: Gpu, both_ways: bool = False) -> None:
-    """The kernel's d_R is that of `products`, and it changes none of its inputs."""
+def random_operands(case: Case, dtype: torch.dtype, states: bool) -> tuple[torch.Tensor | None, ...]:
+    """d_Wx, d_u, h, initial states and resets, of which kernels compute d_R."""
     cell, B, T, N, D = case[:5]
-    variant = Variant(reset=case.reset, both_ways=both_ways)
-    spec = KernelSpec("backward", cell, N, D, B, dtype, gpu, variant)
     torch.manual_seed(0)
     h = torch.randn(T, B, N, D).transpose(0, 1) if case.time_major else torch.randn(B, T, N, D)
     gates = len(cell.input_gates), len(products.recurrent_only(cell))
@@ -92,6 +90,15 @@ def agrees(case: Case, dtype: torch.dtype, states: bool, gpu: Gpu, both_ways: bo
     h, d_Wx, d_u = h.to(dtype), d_Wx.to(dtype), d_u.to(dtype)
     initial = torch.randn(len(cell.states), B, N, D).to(dtype).float() if states else None
     reset = random_reset(B, T) if case.reset else None
+    return d_Wx, d_u, h, initial, reset
+
+
+def agrees(case: Case, dtype: torch.dtype, states: bool, gpu: Gpu, both_ways: bool = False) -> None:
+    """The kernel's d_R is that of `products`, and it changes none of its inputs."""
+    cell, B, T, N, D = case[:5]
+    variant = Variant(reset=case.reset, both_ways=both_ways)
+    spec = KernelSpec("backward", cell, N, D, B, dtype, gpu, variant)
+    d_Wx, d_u, h, initial, reset = random_operands(case, dtype, states)
     before = [x.clone() for x in (h, d_Wx, d_u)]
     out = WeightGradient(spec, T, case.time_major, 0)(d_Wx, d_u, h, initial, reset)
     exact = [None if x is None else x.double() for x in (d_Wx, d_u, h, initial)]

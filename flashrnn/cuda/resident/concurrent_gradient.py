@@ -19,8 +19,8 @@ from flashrnn.cuda.parameters import declaration
 from flashrnn.cuda.resident.source import CHUNK_UNIT
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.cuda.weight_gradient import WIDEST, sizes_and_indices
-from flashrnn.memory_format import aligned, batch_time_strides, contiguous
+from flashrnn.cuda.weight_gradient import WIDEST, previous_h, sizes_and_indices
+from flashrnn.memory_format import batch_time_strides
 
 _BLOCK = 64  # columns in shared memory
 _TILES = 2  # of a block, at most
@@ -177,9 +177,7 @@ class ConcurrentGradient:
         sums = tiling.blocks * tiling.tiles * tiling.units * tiling.columns if tiling.tiles > 1 else 0
         self.progress = torch.zeros(-(-T // CHUNK_UNIT), dtype=torch.int32, device=h.device)
         self._known = {
-            "h": aligned(h),
-            "initial": None if states is None else aligned(states[0].to(h.dtype).contiguous()),
-            "reset": contiguous(reset),
+            **previous_h(h, states, reset),
             "d_R": self._d_R,
             "sums": h.new_empty(sums, dtype=torch.float32) if sums else None,
             "progress": self.progress,
