@@ -127,14 +127,8 @@ def _layer(product: nn.Module, recurrent: nn.Module, dtype: torch.dtype) -> Laye
 @lru_cache(maxsize=1024)
 def _is_for_the_kernel(cell: Cell, backend: str, heads: int, head_dim: int, dtype: torch.dtype) -> bool:
     problem = Problem(cell, heads, head_dim, dtype, _CPU, training=True, reset=False)
-    try:
-        if choose(backend, problem).name != CpuFused.name:
-            return False
-        for direction in problem.directions:  # a single step forward, and all backward: both products
-            prepare(Sizes(direction, cell, 1, 1, heads, head_dim, False, dtype, 1))
-    except (ValueError, KernelUnavailable):  # the call of a whole sequence reports it
-        return False
-    return True
+    # A single step forward, and all backward: both kernels for products.
+    return _kernel_runs(backend, problem, _Rows(1, 1, False), threads=1)
 
 
 def step(layer: Layer, x: Tensor, states: Sequence[Tensor], reset: Tensor | None) -> tuple[Tensor, ...]:
@@ -170,7 +164,9 @@ def sequences(
         return None
     rows = _Rows(*(x.shape[:2] if batch_first else x.shape[1::-1]), not batch_first)
     training = torch.is_grad_enabled() and any(_requires_grad(t) for t in (x, W, R, b, states))
-    if not _kernel_runs(recurrent, rows, x.dtype, training, reset is not None):
+    sizes = recurrent.num_heads, recurrent.head_dim
+    problem = Problem(recurrent.cell, *sizes, x.dtype, _CPU, training, reset is not None)
+    if not _kernel_runs(recurrent.backend, problem, rows, torch.get_num_threads()):
         return None
     if reset is not None:
         reset = reset.t() if rows.time_major else reset
@@ -182,16 +178,15 @@ def sequences(
     return _run(Layer(recurrent, W, R, b), rows, x, states, reset)
 
 
-def _kernel_runs(recurrent: Recurrence, rows: "_Rows", dtype: torch.dtype, training: bool, reset: bool) -> bool:
+def _kernel_runs(backend: str, problem: Problem, rows: "_Rows", threads: int) -> bool:
     """Return whether `cpu_fused` is chosen for a call of such rows, and its kernels can be made."""
-    cell, N, D = recurrent.cell, recurrent.num_heads, recurrent.head_dim
-    problem = Problem(cell, N, D, dtype, _CPU, training, reset)
+    cell, N, D, dtype = problem[:4]
     try:
-        if choose(recurrent.backend, problem).name != CpuFused.name:
+        if choose(backend, problem).name != CpuFused.name:
             return False
         for direction in problem.directions:
-            prepare(Sizes(direction, cell, *rows[:2], N, D, rows.time_major, dtype, torch.get_num_threads()))
-    except (ValueError, KernelUnavailable):  # `eager_layer` reports it
+            prepare(Sizes(direction, cell, *rows[:2], N, D, rows.time_major, dtype, threads))
+    except (ValueError, KernelUnavailable):  # the general way reports it
         return False
     return True
 
