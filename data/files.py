@@ -2,7 +2,7 @@
 
 Each file is opened by itself, so that an error can name it and documents of text end with it. JSON lines are read as
 lines of text: the reader of JSON in `datasets` ends where a column that nobody asked for changes its type, makes texts
-of numbers, and does not tell which line is broken (measured in docs/dev/log.md, "Reading files by `datasets`").
+of numbers, and does not tell which line is broken (measured in docs/dev/log.md, "Reading files by datasets").
 """
 
 import contextlib
