@@ -1,6 +1,6 @@
-"""What `python -m scripts.benchmark` measures, one file each, and what the measurements share."""
+"""The measurements of `python -m scripts.benchmark`, one file each, and code that they share."""
 
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]  # of the checkout, in which `python -m scripts...` runs
+ROOT = Path(__file__).parents[1]  # root of the checkout, where `python -m scripts...` runs
 RESULTS = ROOT / "docs" / "results"

@@ -1,4 +1,4 @@
-"""Attention, by each of the kernels that PyTorch has for it: what a Transformer has in place of a recurrence."""
+"""Causal attention, which a Transformer has in place of a recurrence, with each of PyTorch's kernels."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,12 +18,12 @@ _OF_PYTORCH = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-# By the module that each of these needs; PyTorch takes them in place of its own flash kernel.
+# Kernels that replace PyTorch's own flash kernel, with the module that each needs.
 _INSTALLED = {"flash_3": ("FA3", "flash_attn_interface"), "flash_4": ("FA4", "flash_attn.cute")}
 
 
 def _names() -> list[str]:
-    """Return PyTorch's own kernels, and flash 3 and 4 where they are installed."""
+    """Return the names of PyTorch's own kernels, and of flash 3 and 4 if they are installed."""
     return [*_OF_PYTORCH, *(name for name, (_, module) in _INSTALLED.items() if _found(module))]
 
 
@@ -35,7 +35,7 @@ def _found(module: str) -> bool:
 
 
 def by_each_kernel(call: Callable[[], dict]) -> dict[str, dict]:
-    """Return what a call that runs attention returns with each kernel, by name; kernels that refuse are left out."""
+    """Return the results of `call`, which runs attention, by the name of each kernel that supports it."""
     found = {}
     for name in _names():
         try:
@@ -49,7 +49,7 @@ def by_each_kernel(call: Callable[[], dict]) -> dict[str, dict]:
 
 @contextmanager
 def _kernel(name: str) -> Iterator[None]:
-    """Restrict scaled_dot_product_attention to one kernel within this context."""
+    """A context in which scaled_dot_product_attention uses only one kernel."""
     if name in _OF_PYTORCH:
         with sdpa_kernel(_OF_PYTORCH[name]):
             yield
@@ -67,7 +67,7 @@ def supports(case: Case) -> bool:
 
 
 def run(job: Job, effort: Effort) -> dict:
-    """Measure causal attention with the case's heads by every kernel; return the row of the fastest, with its name."""
+    """Measure causal attention with the heads of the case and every kernel; return the row of the fastest one."""
     case, options = job.case, {"device": "cuda", "dtype": getattr(torch, job.case.dtype), "requires_grad": True}
     qkv = [torch.randn(case.B, case.T, case.N, case.D, **options) for _ in range(3)]
 
@@ -76,7 +76,7 @@ def run(job: Job, effort: Effort) -> dict:
 
     found = by_each_kernel(lambda: measure(forward, qkv, job.mode == TRAINING, effort))
     if not found:
-        raise ValueError(f"none of the kernels for attention takes {case.name}")
+        raise ValueError(f"no attention kernel supports {case.name}")
     fastest = min(found, key=lambda name: found[name]["ms"]["p50"])
     return found[fastest] | {"kernel": fastest, "kernels_ms": {name: row["ms"]["p50"] for name, row in found.items()}}
 

@@ -14,9 +14,10 @@ _ROUNDS, _CALLS = 20, 50
 
 
 def rows() -> Iterator[dict]:
-    """Microseconds of an eager call of an LSTM in float16, 4 time steps of 16 sequences, which keep the GPU for less
-    time than the host: of 50 calls one after the other, in 20 rounds in which all take turns. nn.LSTM and FlashRNN
-    multiply their inputs too; nn.LSTM has one head. over_nn_lstm: share of nn.LSTM's time (medians)."""
+    """Microseconds per eager call of an LSTM in float16 on 16 sequences of 4 time steps, so few that the host takes
+    longer than the GPU. Each value is the mean of 50 consecutive calls, in 20 rounds in which the implementations take
+    turns. nn.LSTM and FlashRNN include the input product; nn.LSTM has one head. over_nn_lstm: time relative to that of
+    nn.LSTM (medians)."""
     for N, D in ((12, 64), (1, HIDDEN)):
         case = Case("lstm", N, D, 16, T=4, dtype="float16")
         for mode in MODES:
@@ -27,13 +28,13 @@ def rows() -> Iterator[dict]:
 
 
 def eager_calls(case: Case, training: bool, device: str) -> dict[str, Callable[[], object]]:
-    """Return calls of the same sizes by name: without gradients, or with those of inputs and parameters."""
+    """Return calls with the same sizes by name: without gradients, or with those of inputs and parameters."""
     options = {"device": device, "dtype": getattr(torch, case.dtype)}
     width = case.N * case.D
     x = torch.randn(case.T, case.B, width, requires_grad=True, **options)
     Wx = torch.randn(case.shapes()["Wx"], requires_grad=True, **options)
     networks = {
-        PEER: (nn.LSTM(width, width, **options).train(training), x),  # which keeps what only training needs
+        PEER: (nn.LSTM(width, width, **options).train(training), x),  # in training mode, it saves residuals
         "flashrnn.FlashRNN": (FlashRNN(width, width, num_heads=case.N, **options), x),
         "flashrnn.Recurrence": (Recurrence(width, num_heads=case.N, **options), Wx),
     }
@@ -50,7 +51,7 @@ def eager_calls(case: Case, training: bool, device: str) -> dict[str, Callable[[
 
 
 def in_turns(calls: dict[str, Callable[[], object]]) -> dict[str, dict[str, float]]:
-    """Return the microseconds of each call, in rounds in which each one is made several times."""
+    """Return the microseconds of each call, for rounds in which the calls take turns."""
     for call in calls.values():
         seconds(call, _CALLS)
     times = {name: [] for name in calls}

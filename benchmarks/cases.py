@@ -1,4 +1,4 @@
-"""What is measured: cells and sizes, by name, in suites. Loads nothing, for the command's help."""
+"""The measured cases: cells and sizes, by name, in suites. It imports nothing slow, for the command's help."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ MODES = (FORWARD, TRAINING)
 
 @dataclass(frozen=True)
 class Case:
-    """A cell and the sizes of its inputs."""
+    """A cell and the sizes of a call."""
 
     function: str
     N: int  # heads
@@ -37,7 +37,7 @@ class Case:
 
 
 class Job(NamedTuple):
-    """One measurement: a case without gradients (FORWARD) or with those of Wx, R and b (TRAINING)."""
+    """A measurement of a case, without gradients (FORWARD) or with those of Wx, R and b (TRAINING)."""
 
     case: Case
     mode: str
@@ -74,7 +74,7 @@ SWEEPS = {
 
 
 def network(case: Case, field: str) -> str:
-    """Return the cell, and of its sizes those that a sweep over this field does not change."""
+    """Return a label with the cell and those of its sizes that a sweep over `field` does not change."""
     heads = f"{case.N * case.D} units" if field == "D" else f"{case.N} × {case.D}"
     return f"{case.function} {heads}"
 

@@ -1,4 +1,4 @@
-"""What is wrong with times over a size: larger sizes that are faster, and estimates that order neighbours wrongly."""
+"""Anomalies in times over a size: sizes slower than a larger one, and neighbours whose order is estimated wrongly."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -19,7 +19,7 @@ class Cliff(NamedTuple):
 
 
 def cliffs(times: Mapping[int, float], tolerance: float) -> list[Cliff]:
-    """Return sizes that take more than `tolerance` times as long as a larger one, each with the fastest larger one."""
+    """Return the sizes that take more than `tolerance` times as long as a larger size, each with the fastest one."""
     found, fastest = [], None
     for size in sorted(times, reverse=True):
         if fastest is not None and times[size] > tolerance * times[fastest]:
@@ -34,17 +34,19 @@ class Misranked(NamedTuple):
 
     smaller: int
     larger: int
-    estimated: float  # time of the larger over that of the smaller
+    estimated: float  # time of the larger size relative to that of the smaller
     measured: float
 
 
-def misranked(estimated: Mapping[int, float], measured: Mapping[int, float], noise: float = 1.02) -> list[Misranked]:
-    """Return neighbours of which the estimated order is not the measured one; times within `noise` of each other have
-    none."""
+_NOISE = 1.02  # two measured times have no order if their ratio is less than this
+
+
+def misranked(estimated: Mapping[int, float], measured: Mapping[int, float]) -> list[Misranked]:
+    """Return neighbouring sizes for which the order of the estimated times is not that of the measured times."""
     found = []
     for smaller, larger in pairwise(sorted(estimated.keys() & measured.keys())):
         ratios = Misranked(smaller, larger, *(times[larger] / times[smaller] for times in (estimated, measured)))
-        slower, faster = ratios.measured > noise, ratios.measured < 1 / noise
+        slower, faster = ratios.measured > _NOISE, ratios.measured < 1 / _NOISE
         if (slower and ratios.estimated < 1) or (faster and ratios.estimated > 1):
             found.append(ratios)
     return found

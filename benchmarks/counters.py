@@ -1,4 +1,4 @@
-"""Bytes that the kernels moved, by the GPU's own counters; Nsight Compute (ncu) reads them."""
+"""Bytes moved by the kernels, from the GPU's performance counters, which Nsight Compute (ncu) reads."""
 
 import csv
 import json
@@ -14,8 +14,8 @@ COUNTERS = {"dram__bytes.sum": "memory_bytes", "lts__t_bytes.sum": "l2_bytes"}
 
 
 def rows(suite: str, case: Sequence[str]) -> Iterator[dict]:
-    """Bytes from and to memory, and through the second-level cache, of each kernel of a forward pass without gradients
-    and of one with a backward pass. The caches are empty before each kernel."""
+    """Bytes read from and written to memory, and through the L2 cache, by each kernel of a forward pass without
+    gradients and of a forward and backward pass. The caches are emptied before each kernel."""
     for chosen in select(suite, case):
         for mode in MODES:
             yield vars(chosen) | {"mode": mode, "kernels": _count(chosen, mode)}
@@ -24,7 +24,7 @@ def rows(suite: str, case: Sequence[str]) -> Iterator[dict]:
 def _count(case: Case, mode: str) -> list[dict]:
     ncu = shutil.which("ncu")
     if ncu is None:
-        raise ValueError("the counters are read by ncu (NVIDIA Nsight Compute), which is not on the PATH")
+        raise ValueError("ncu (NVIDIA Nsight Compute), which reads the counters, is not on the PATH")
     options = ["--csv", "--page=raw", "--print-units=base", "--clock-control=none", "--kernel-name=regex:^flashrnn_"]
     program = [sys.executable, "-m", "benchmarks.counters", json.dumps(vars(case)), mode]
     command = [ncu, *options, f"--metrics={','.join(COUNTERS)}", *program]
@@ -35,7 +35,7 @@ def _count(case: Case, mode: str) -> list[dict]:
 
 
 def parse(lines: Iterable[str]) -> Iterator[dict]:
-    """Yield kernels and their counters from ncu's output: a table of quoted values, whose first row has the units."""
+    """Yield kernels and their counters from ncu's output, a table of quoted values with units in its first row."""
     for row in csv.DictReader(line for line in lines if line.startswith('"')):
         if row["ID"]:
             counted = {name: int(float(row[metric].replace(",", ""))) for metric, name in COUNTERS.items()}

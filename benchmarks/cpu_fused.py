@@ -31,9 +31,10 @@ print(imported - start, time.process_time() - imported)
 
 
 def rows() -> Iterator[dict]:
-    """Forward and backward, float32, in milliseconds, the backends taking turns (nn.LSTM, for one head, with its input
-    product): processor time of one thread, and the time that passes with two, which asks for an idle machine. Seconds
-    of processor time of a process's first call, sLSTM 1 x 64, forward and backward, with an empty and a full cache."""
+    """Milliseconds of forward and backward in float32, with the backends taking turns (for one head also nn.LSTM,
+    including its input product): processor time of one thread, and wall time of two threads, which needs an idle
+    machine. Also the seconds of processor time of the first call in a process (sLSTM 1 x 64, forward and backward) with
+    an empty and with a full cache."""
     for threads, clock in ((1, time.process_time), (2, time.perf_counter)):
         torch.set_num_threads(threads)
         for case in _SIZES:

@@ -1,4 +1,4 @@
-"""Tokenising a corpus, compared with the bare tokenizer, and reading its blocks for training."""
+"""Speed of tokenising a corpus, compared with the tokenizer alone, and of reading its blocks for training."""
 
 import json
 import time
@@ -21,13 +21,13 @@ BATCH_SIZE, CONTEXT_LENGTH = 64, 1024
 
 
 def rows() -> Iterator[dict]:
-    """Tokens per second of processor time, in which the load of other programs counts least. Corpus: the Python
-    standard library's sources as SlimPajama's jsonl.zst; tokenizer: byte-level BPE with GPT-2's splitting and
-    vocabulary size, trained on it. Tokenising: reading, encoding and collecting as prepare_data does, in all its
-    processes, beside tokenizers' encode_batch in the same processes on the same documents, in turns chunk by chunk;
-    processes 0: one process with threads. Reading: shuffled batches of 64 x 1024 from the DataLoader of training, files
-    in the page cache, from the second batch of an epoch on; with workers there is only wall time, under what load there
-    was."""
+    """Tokens per second of processor time, which depends little on the load by other programs. The corpus is the
+    sources of the Python standard library in the format of SlimPajama (jsonl.zst). The tokenizer is a byte-level BPE
+    with the splitting and vocabulary size of GPT-2, trained on the corpus. Tokenising: reading, encoding and collecting
+    as in prepare_data, in all its processes, and encode_batch of the tokenizers package in the same processes and on
+    the same documents, alternating chunk by chunk. processes 0 means one process with threads. Reading: shuffled
+    batches of 64 x 1024 from the DataLoader of training, with files in the page cache, from the second batch of an
+    epoch on. With workers only wall time is given, which depends on the load of the machine."""
     from data import tokenization
     from data.corpora import Corpus, Documents
     from data.text import Text
@@ -63,7 +63,7 @@ def _write(folder: Path, texts: list[str]) -> None:
 
 
 class _TimedEncoder(Encoder):
-    """An encoder that runs encode_batch on the same texts too, and appends the seconds of both to a file."""
+    """An encoder that also runs encode_batch on the same texts, and appends the seconds of both to a file."""
 
     def __init__(self, tokenizer, seconds: Path):
         super().__init__(tokenizer)
@@ -110,6 +110,6 @@ def _reading(datamodule: "Text", workers: int) -> dict:
         spent = {"second": time.perf_counter() - wall, "processor_second": time.process_time() - processor}
         rounds.append({f"tokens_per_{unit}": tokens / taken for unit, taken in spent.items()})
     rates = DataFrame(rounds).median().round().astype(int).to_dict()
-    if workers:  # whose processor time is not of this process
+    if workers:  # their processor time is not counted in this process
         del rates["tokens_per_processor_second"]
     return {"what": "reading", "num_workers": workers} | rates

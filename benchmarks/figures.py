@@ -1,4 +1,4 @@
-"""Figures of kernel times, from the files of results alone."""
+"""Figures of kernel times, drawn from files of results."""
 
 import json
 from collections import Counter
@@ -36,22 +36,22 @@ _LABELS = {
     "graphed_loop": "loop in a CUDA graph",
     "haste_0.5.0": "Haste, float32",
 }
-_GAP = 0.7  # between two groups of bars, of the height of a bar
-_OTHER = "black"  # an eleventh color would be the first again
+_GAP = 0.7  # gap between two groups of bars, relative to the height of a bar
+_OTHER = "black"  # because an eleventh colour of the cycle would be the first one again
 
 
 def label(implementation: str) -> str:
-    """Return what an implementation is called in figures."""
+    """Return the name of an implementation in figures."""
     return _LABELS.get(implementation, implementation)
 
 
 def color(implementation: str) -> str:
-    """Return the colour of an implementation, the same in all figures."""
+    """Return the colour of an implementation, which is the same in all figures."""
     return _COLORS.get(implementation, _OTHER)
 
 
 def write(path: Path) -> list[Path]:
-    """Print the table of a file of `kernels`, and draw its figure beside it; return where that is."""
+    """Print the table of a file of `kernels`, and draw its figure next to it; return the path of the figure."""
     content, figure = json.loads(path.read_text()), path.with_suffix(".png")
     print_table(content["rows"])
     draw(content, figure)
@@ -59,7 +59,7 @@ def write(path: Path) -> list[Path]:
 
 
 def draw(content: dict, path: Path) -> None:
-    """Draw curves of a sweep, or ratios to the peers, to `path`."""
+    """Draw the curves of a sweep, or the ratios to the peers, in the file `path`."""
     suite, jobs, gpu = content["suite"], by_job(content["rows"]), content["runs"][-1]["machine"]["gpu"]
     if suite in SWEEPS:
         figure = _sweep(jobs, *SWEEPS[suite], with_floor=floors.GPU in gpu)
@@ -72,13 +72,13 @@ def draw(content: dict, path: Path) -> None:
 
 
 def name_curves(axes: Axes, ends: Mapping[str, tuple[float, str]]) -> None:
-    """Write the names of curves to the right of a panel whose limits are set, at the heights at which they end.
+    """Write the names of curves to the right of a panel, at the heights where the curves end.
 
     Args:
-        axes: the panel.
-        ends: by name, the y at which a curve ends, and its colour.
+        axes: a panel whose limits have been set.
+        ends: by name, the y coordinate at which a curve ends, and its colour.
     """
-    gap = 0.055  # between two names at least, of the panel's height
+    gap = 0.055  # smallest distance between two names, relative to the height of the panel
     to_panel, place = axes.transScale + axes.transLimits, -gap
     right = axes.get_xlim()[1]
     for name, (y, color) in sorted(ends.items(), key=lambda end: end[1][0]):
@@ -94,7 +94,7 @@ def number_log_axis(axis: Axis) -> None:
 
 
 def _title(suite: str, jobs: dict[Job, dict[str, dict]]) -> str:
-    """Return the finding of a figure: the smallest and the largest ratio of another kernel's time to ours."""
+    """Return the title of a figure: the smallest and the largest ratio of another kernel's time to ours."""
     if suite == "backends":
         found = [times(rows) for rows in jobs.values() if "ms" in rows.get(OURS, {})]
         ratios = [ms[name] / ms[OURS] for ms in found for name in OTHERS if name in ms]
@@ -108,7 +108,7 @@ def _title(suite: str, jobs: dict[Job, dict[str, dict]]) -> str:
 
 
 def _sweep(jobs: dict[Job, dict[str, dict]], field: str, label: str, with_floor: bool) -> Figure:
-    """Draw time per step over what the suite varies: a row of panels for forward and for forward+backward."""
+    """Draw the time per step against the size that the suite varies, with a row of panels for each mode."""
     panels: dict[tuple[str, str], dict[Job, dict[str, dict]]] = {}
     for job, rows in jobs.items():
         panels.setdefault((job.mode, network(job.case, field)), {})[job] = rows
@@ -126,7 +126,7 @@ def _sweep(jobs: dict[Job, dict[str, dict]], field: str, label: str, with_floor:
 
 
 def _curves(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> dict[str, tuple[float, str]]:
-    """Draw a curve for each implementation; return where they end and their colours, by their names."""
+    """Draw a curve for each implementation; return the height at which it ends and its colour, by its name."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for job, rows in jobs.items():
         for name, ms in times(rows).items():
@@ -143,7 +143,7 @@ def _curves(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> dict[str,
 
 
 def _floor(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> dict[str, tuple[float, str]]:
-    """Draw what a bare step takes, and the share of it in our time; return where the curve ends, by its name."""
+    """Draw the lower bound of a step, labelled with its fraction of our time; return where it ends, by its name."""
     least = sorted((getattr(job.case, field), floors.forward_floor(job.case), job) for job in jobs)
     ax.plot([x for x, *_ in least], [us for _, us, _ in least], "k--")
     for x, us, job in least:
@@ -154,26 +154,26 @@ def _floor(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> dict[str, 
 
 
 def _backends(jobs: dict[Job, dict[str, dict]]) -> Figure:
-    """Draw the time per step of every implementation that has any."""
+    """Draw the time per step of every implementation that was measured."""
     found = {job: {name: 1000 * ms / job.case.T for name, ms in times(rows).items()} for job, rows in jobs.items()}
     figure = Figure(figsize=(12, _height(found)), layout="constrained")
     names = dict.fromkeys(name for values in found.values() for name in values)
     for ax, mode in zip(figure.subplots(1, len(MODES)), MODES, strict=True):
         _bars(ax, found, mode, {name: color(name) for name in names}, ".2g")
         ax.set(title=mode, xlabel="µs per time step", xscale="log")
-        ax.set_xlim(right=1.5 * ax.get_xlim()[1])  # for the numbers
+        ax.set_xlim(right=1.5 * ax.get_xlim()[1])  # leaves room for the numbers
         number_log_axis(ax.xaxis)
     return figure
 
 
 def _height(values: Mapping[Job, Mapping[str, float]]) -> float:
-    """Return the height in inches of a figure whose bars are high enough for their numbers."""
+    """Return the height in inches at which bars are high enough for their numbers."""
     bars = max(sum(_GAP + len(values[job]) for job in values if job.mode == mode) for mode in MODES)
     return 2 + 0.17 * bars
 
 
 def _bars(ax: Axes, values: dict[Job, dict[str, float]], mode: str, colors: dict[str, str], form: str) -> None:
-    """Draw the values of a mode as a group of bars for each case, labelled with the numbers in a format."""
+    """Draw the values of a mode as a group of bars for each case, labelled with their numbers in the format `form`."""
     shown = {job.case: of_case for job, of_case in values.items() if job.mode == mode}
     top, middles = 0.0, []
     for of_case in shown.values():
@@ -190,14 +190,14 @@ def _bars(ax: Axes, values: dict[Job, dict[str, float]], mode: str, colors: dict
 
 
 def _add_legend(figure: Figure) -> None:
-    """Add one legend for all panels, which would cover curves and bars inside of them."""
+    """Add one legend for all panels, outside of them, where it does not cover curves and bars."""
     shown = [zip(*ax.get_legend_handles_labels(), strict=True) for ax in figure.axes]
     labels = {label: handle for panel in shown for handle, label in panel}
     figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=int(figure.get_figwidth() // 2.5))
 
 
 def _ratios_of(jobs: dict[Job, dict[str, dict]]) -> dict[Job, dict[str, float]]:
-    """Return how many times as long as ours each recurrent peer takes, where both were measured."""
+    """Return the time of each recurrent peer relative to ours, where both were measured."""
     found = {
         job: {name: ms / times(rows)[OURS] for name, ms in recurrent_peers(times(rows)).items()}
         for job, rows in jobs.items()
@@ -207,7 +207,7 @@ def _ratios_of(jobs: dict[Job, dict[str, dict]]) -> dict[Job, dict[str, float]]:
 
 
 def _ratios(jobs: dict[Job, dict[str, dict]]) -> Figure:
-    """Draw a bar for every peer's time over ours."""
+    """Draw a bar for each peer's time relative to ours."""
     ratios = _ratios_of(jobs)
     peers = dict.fromkeys(name for found in ratios.values() for name in found)
     figure = Figure(figsize=(12, _height(ratios)), layout="constrained")

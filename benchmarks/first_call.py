@@ -1,4 +1,4 @@
-"""Seconds until the first result of a new process, with an empty and with a filled cache of kernels."""
+"""Time until the first result of a new process, with an empty and with a filled cache of kernels."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from benchmarks.cases import Case, select
 
 
 def rows(case: Sequence[str], rounds: int) -> Iterator[dict]:
-    """Seconds of the first forward pass, and of it and the backward pass, with an empty and a filled cache folder."""
+    """Seconds of the first forward pass, and of the first forward and backward pass, with empty and filled cache."""
     for chosen in select("main", case):
         for _ in range(rounds):
             with TemporaryDirectory() as cache:
@@ -31,8 +31,7 @@ def _in_new_process(case: Case, cache: str) -> dict:
 
 
 def seconds(case: Case) -> dict:
-    """Time the call in a program that has imported everything and trains already, so that the GPU's libraries are
-    loaded."""
+    """Time the call in a program that has imported everything and used the GPU, so that its libraries are loaded."""
     import torch
     from cuda import pathfinder  # noqa: F401
     from cuda.bindings import driver, nvrtc  # noqa: F401

@@ -1,4 +1,4 @@
-"""Speed and memory of text generation over batch size and context: recurrent models and Transformers."""
+"""Speed and memory of text generation by recurrent models and Transformers, over batch size and context length."""
 
 import gc
 import time
@@ -52,13 +52,13 @@ CPU_MODELS = {
     "Transformer": Model(4, {"name": "AttentionMixer"}, recurrent=False),
 }
 ATTENTION = frozenset(name for name, model in (GPU_MODELS | CPU_MODELS).items() if not model.recurrent)
-BATCHES = (1, 8, 64, 512, 4096)  # each after 128 tokens
-CONTEXTS = (1024, 16384, 65536, 2**20)  # each of one sequence
+BATCHES = (1, 8, 64, 512, 4096)  # batch sizes, measured after 128 tokens
+CONTEXTS = (1024, 16384, 65536, 2**20)  # context lengths, measured with one sequence
 CPU_CONTEXTS = (512, 2048, 8192, 32768)
 
 
 def cases(gpu: bool, models: Sequence[str] = (), contexts: Sequence[int] = ()) -> list[Case]:
-    """Return what is measured: less of Llama, which compiles for every shape, and of what takes minutes."""
+    """Return the measured cases: fewer of Llama, which compiles for every shape, and of cases that take minutes."""
     known = GPU_MODELS if gpu else CPU_MODELS
     if unknown := set(models) - set(known):
         raise ValueError(f"models {sorted(unknown)}: expected some of {', '.join(map(repr, known))}")
@@ -75,7 +75,7 @@ def cases(gpu: bool, models: Sequence[str] = (), contexts: Sequence[int] = ()) -
 
 
 class TokenClock(BaseStreamer):
-    """Records when generate() passes on each token; the first entry is that of the prompt."""
+    """A streamer that records the time of each token of generate(); the first entry is that of the prompt."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
@@ -89,14 +89,15 @@ class TokenClock(BaseStreamer):
 
 
 def rows(models: Sequence[str], contexts: Sequence[int], known: Iterable[dict] = ()) -> Iterator[dict]:
-    """Greedy generate() after random tokens by models with random weights. ms_per_token: of a step that appends a token
-    to every sequence; tokens_per_s: of all sequences together. first_token_s: reading the context and choosing the
-    first token. On a GPU these are medians of five calls, after more than 65,536 tokens of one. first_call_s and
-    first_call_token_s: of the first call of a model, which compiles what its process and its cache have not compiled
-    before, and until the first token of that call. peak_mib: of memory beside the weights, with cuBLAS's workspaces (32
-    MiB for each stream on Hopper); cache_mib: of the cache. reading_ms: of reading once the weights that a token needs,
-    at the bandwidth of a copy of 2 GiB. On a GPU 160 M to 190 M parameters in bfloat16, or those of linear layers in 8
-    bits; on a CPU 4 blocks of width 256 in float32, processor time of one thread."""
+    """Greedy generate() after random tokens, by models with random weights. ms_per_token: milliseconds of a step that
+    appends a token to every sequence; tokens_per_s: tokens per second of all sequences together. first_token_s: seconds
+    to read the context and choose the first token. On a GPU these are medians of five calls (of one call after more
+    than 65,536 tokens). first_call_s: seconds of a model's first call, including compilation of what is not in the
+    cache; first_call_token_s: seconds until the first token of that call. peak_mib: peak memory besides the weights,
+    including the workspaces of cuBLAS (32 MiB for each stream on Hopper); cache_mib: size of the cache. reading_ms:
+    milliseconds to read the weights that a token needs once, at the bandwidth of a 2 GiB copy. Models have 160 M to
+    190 M parameters in bfloat16 on a GPU, optionally with linear layers in 8 bits. On a CPU they have 4 blocks of width
+    256 in float32, and times are processor time of one thread."""
     gpu = torch.cuda.is_available()
     if not gpu:
         torch.set_num_threads(1)
@@ -130,7 +131,7 @@ def build(name: str, gpu: bool) -> PreTrainedModel:
 
 
 def _llama_config(sizes: dict[str, int], heads: int) -> LlamaConfig:
-    """Return the config of a Llama with as many parameters: its MLP has three matrices where ours has two."""
+    """Return the config of a Llama with as many parameters; its MLP has three matrices instead of two."""
     d = sizes["d_model"]
     return LlamaConfig(
         vocab_size=sizes["vocab_size"],
@@ -145,11 +146,11 @@ def _llama_config(sizes: dict[str, int], heads: int) -> LlamaConfig:
 
 
 def measure(case: Case, bandwidth: float | None) -> dict:
-    """Return time and memory of generating with a new model, because a model keeps the buffers of its earlier cases.
+    """Return time and memory of generation with a new model, because a model keeps the buffers of earlier cases.
 
     Args:
-        case: what is generated.
-        bandwidth: of a GPU's memory, in bytes per second; None on a CPU.
+        case: the measured case.
+        bandwidth: memory bandwidth of the GPU in bytes per second; None on a CPU.
     """
     if bandwidth:
         free_cublas_workspaces()
@@ -159,8 +160,8 @@ def measure(case: Case, bandwidth: float | None) -> dict:
     prompt = torch.randint(model.config.vocab_size, (case.batch, case.context), device=model.device)
     options = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
     if isinstance(model, LlamaForCausalLM):
-        options["cache_implementation"] = "static"  # which transformers compiles
-    # The time of a recurrent model depends on no length, so that a short prompt warms it up.
+        options["cache_implementation"] = "static"  # transformers compiles the model then
+    # A recurrent model can be warmed up with a short prompt, because its step does not depend on the length.
     recurrent = isinstance(model, FlashRNNForCausalLM) and model.config.mixer["name"] == "RNNMixer"
     begin = clock.now()
     model.generate(prompt[:, :1024] if recurrent else prompt, streamer=clock, **options)
@@ -180,7 +181,7 @@ def measure(case: Case, bandwidth: float | None) -> dict:
     row["first_token_s"] = round(median(first_tokens), 4)
     row |= {name: round(seconds, 2) for name, seconds in first_call.items()}
     if bandwidth:
-        embedding = model.get_input_embeddings().weight.nbytes  # of which a token needs a row
+        embedding = model.get_input_embeddings().weight.nbytes  # a token needs only one row of it
         row["peak_mib"] = round((torch.cuda.max_memory_allocated() - before - weights) / 2**20, 1)
         row["reading_ms"] = round(1000 * (weights - embedding) / bandwidth, 4)
     else:
@@ -189,7 +190,7 @@ def measure(case: Case, bandwidth: float | None) -> dict:
 
 
 def _bandwidth() -> float:
-    """Return bytes per second that a GPU's memory moves, by a copy."""
+    """Return the bandwidth of the GPU's memory in bytes per second, measured by a copy."""
     source = torch.empty(2**31, dtype=torch.uint8, device="cuda")
     copy = torch.empty_like(source)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Page and figure of `generation`, from its file alone."""
+"""Page and figure of `generation`, made from its file of results."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from benchmarks.markdown import markdown, write_page
 
 
 def write(path: Path) -> list[Path]:
-    """Write the page and the figure of a file of `generation` beside it; return their paths."""
+    """Write the page and the figure of a file of `generation` next to it; return their paths."""
     content = json.loads(path.read_text())
     machine = content["machine"]
     device = machine["gpu"] or f"{machine['processor']}, one thread"
@@ -51,7 +51,7 @@ def _table(rows: list[dict]) -> list[list[str]]:
 
 
 def draw(rows: list[dict], device: str, file: Path) -> None:
-    """Draw tokens per second over batch and context, a curve per model, and what the memory's bandwidth allows."""
+    """Draw tokens per second over batch and context, with a curve per model and the limit by memory bandwidth."""
     by_batch = [row for row in rows if "error" not in row and row["context"] == 128]
     by_context = [row for row in rows if "error" not in row and row["batch"] == 1 and row["context"] != 128]
     panels = {over: found for over, found in {"batch": by_batch, "context": by_context}.items() if found}
@@ -64,8 +64,10 @@ def draw(rows: list[dict], device: str, file: Path) -> None:
 
 
 def _finding(rows: list[dict]) -> str:
-    """Return how many times as fast as the fastest model with attention all recurrent models are, after the longest
-    context of all; without both kinds, the speeds of the first model over the context."""
+    """Return the title: the speed of recurrent models relative to the fastest with attention after the longest context.
+
+    Without both kinds of models, it gives the speed of the first model over the context.
+    """
     speeds: dict[tuple[int, int], dict[str, float]] = {}
     for row in rows:
         if "error" not in row:

@@ -1,6 +1,6 @@
-"""Haste (PyPI haste_pytorch 0.5.0rc0, of 2020), compiled from its sources.
+"""Haste (haste_pytorch 0.5.0rc0 on PyPI, from 2020), compiled from its sources.
 
-Its own build names GPUs that CUDA 13 no longer supports, so that PyTorch compiles it here.
+PyTorch compiles it here, because its own build asks for GPUs that CUDA 13 no longer supports.
 """
 
 import shutil
@@ -26,15 +26,15 @@ def supports(case: Case) -> bool:
 
 
 def run(job: Job, effort: Effort, package: ModuleType) -> dict:
-    """Measure its layer in float32, for which its kernels are, time-major, input product included."""
+    """Measure its time-major layer in float32, the dtype of its kernels, including the input product."""
     return layer(job, effort, getattr(package, LAYERS[job.case.function]), torch.float32)
 
 
 def load(sources: Path) -> ModuleType:
-    """Return the package, compiled if it is not yet, which takes a minute."""
+    """Return the package. It is compiled on first use, which takes a minute."""
     package = sources / "frameworks" / "pytorch"
     if not (package / "lstm.cc").is_file():
-        raise ValueError(f"haste_sources={sources} does not hold the unpacked haste_pytorch-0.5.0rc0.tar.gz")
+        raise ValueError(f"haste_sources={sources} does not contain the unpacked haste_pytorch-0.5.0rc0.tar.gz")
     sys.modules["haste_pytorch_lib"] = _kernels(sources)
     spec = spec_from_file_location("haste_pytorch", package / "__init__.py", submodule_search_locations=[str(package)])
     sys.modules["haste_pytorch"] = module_from_spec(spec)
@@ -45,11 +45,11 @@ def load(sources: Path) -> ModuleType:
 def _kernels(sources: Path) -> ModuleType:
     build = Path(cpp_extension.get_default_build_root()) / NAME
     build.mkdir(parents=True, exist_ok=True)
-    (build / "lock").unlink(missing_ok=True)  # of a run that was killed; this one would wait for it without end
+    (build / "lock").unlink(missing_ok=True)  # left by a killed run; this one would wait for it forever
     sources_of_kernels = sorted((sources / "lib").glob("*_gpu.cu.cc"))
     kernels = [build / file.stem for file in sources_of_kernels]
     for file, kernel in zip(sources_of_kernels, kernels, strict=True):
-        shutil.copy2(file, kernel)  # the compiler goes by the ending
+        shutil.copy2(file, kernel)  # the suffix tells the compiler that this is CUDA
     return cpp_extension.load(
         "haste_pytorch_lib",
         [str(file) for file in (*sorted((sources / "frameworks" / "pytorch").glob("*.cc")), *kernels)],

@@ -23,14 +23,14 @@ errors: relative, against float64, over the first steps."""
 
 
 class Implementation(Protocol):
-    """One way to compute what a job asks for."""
+    """An implementation to measure."""
 
     name: str
 
     def supports(self, case: Case) -> bool: ...
 
     def measure(self, jobs: Iterable[Job], effort: Effort) -> Iterator[tuple[Job, dict]]:
-        """Yield every job with its measurements, or with {"error": why there are none}."""
+        """Yield every job with its measurements, or with {"error": the reason why there are none}."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class InProcess:
                 measured = {"error": error_text(error)}
             yield job, measured
             if "error" in measured:
-                torch.cuda.synchronize()  # raises if the error took the GPU's context with it: nothing more can run
+                torch.cuda.synchronize()  # raises if the error destroyed the CUDA context, after which nothing can run
 
 
 IN_PROCESS = {
@@ -71,7 +71,7 @@ PEERS = (*IN_PROCESS, *peers.FLASHRNN, haste.NAME)
 def implementations(
     names: Sequence[str], flashrnn_wheel: str | None, haste_sources: str | None
 ) -> list[Implementation]:
-    """Return ours and the peers of these names, or, for [all], those that can be measured: some need files."""
+    """Return our implementation and the named peers, or all peers that can be measured for [all]; some need files."""
     files = {**dict.fromkeys(peers.FLASHRNN, flashrnn_wheel), haste.NAME: haste_sources}
     if names == ["all"]:
         names = [name for name in PEERS if files.get(name, "none needed")]
@@ -85,7 +85,7 @@ def implementations(
     known = dict(IN_PROCESS)
     if flashrnn_wheel is not None:
         if not is_zipfile(flashrnn_wheel):
-            raise ValueError(f"flashrnn_wheel={flashrnn_wheel} is no wheel")
+            raise ValueError(f"flashrnn_wheel={flashrnn_wheel} is not a wheel")
         known |= {name: peers.PyPIFlashRNN(Path(flashrnn_wheel), name) for name in peers.FLASHRNN}
     if haste_sources is not None:
         package = haste.load(Path(haste_sources))
@@ -96,7 +96,7 @@ def implementations(
 def measure(
     cases: Sequence[Case], implementations: Sequence[Implementation], results: KernelResults, effort: Effort
 ) -> None:
-    """Measure the jobs that are missing in the results, add them, and finish the results."""
+    """Measure the jobs that the results lack, add them, and finish the results."""
     for implementation in implementations:
         jobs = [Job(case, mode) for case in cases if implementation.supports(case) for mode in MODES]
         missing = [job for job in jobs if results.missing(job, implementation.name)]
@@ -117,7 +117,7 @@ def run(
     out: Path,
     commit: str,
 ) -> None:
-    """Measure cases of a suite, and print a table of all that the suite's file then holds."""
+    """Measure cases of a suite, and print a table of all results in the file of the suite."""
     cases, chosen = select(suite, case), implementations(peers, flashrnn_wheel, haste_sources)
     path = out / gpu_folder() / f"kernels_{suite}.json"
     described = {"what": " ".join(WHAT.split()), "suite": suite}

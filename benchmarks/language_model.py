@@ -25,19 +25,20 @@ MODELS = (
     "model=lstm model.num_heads=1",
 )
 _CONTEXT, _STEPS = 1024, 20
-_WARMUP = 40  # steps, seconds in which a GPU at its limit of power lowers its clock
+_WARMUP = 40  # steps; they take seconds, in which a GPU at its power limit lowers its clock
 
 
 def rows(
     models: Sequence[str], batch_sizes: Sequence[int], accumulate: Sequence[int], known: Sequence[dict] = ()
 ) -> Iterator[dict]:
-    """Milliseconds of a training step (median, p20 and p80), tokens per second, and the peak of GPU memory in GiB.
+    """Milliseconds of a training step (median, p20 and p80), tokens per second, and peak GPU memory in GiB.
 
-    A model is what experiment=slimpajama_160m makes of the overrides, compiled unless they have compile=false, on
-    random tokens. Under torchrun, on one host, its gradients are those of all devices (DistributedDataParallel); the
-    batch size is that of each device, the tokens per second those of all. A step takes `accumulate` batches; the
-    devices reduce gradients once, with the last. A model with attention is measured with each kernel that PyTorch has
-    for it (attention_ms); its row is that of the fastest, and names the operators that ran (attention).
+    Each model is that of experiment=slimpajama_160m with the overrides, compiled unless they contain compile=false, and
+    trained on random tokens. Under torchrun on one host, gradients are reduced over all devices
+    (DistributedDataParallel); the batch size is that of each device, the tokens per second are those of all devices. A
+    step consists of `accumulate` batches; gradients are reduced once, with the last batch. A model with attention is
+    measured with each of PyTorch's kernels (attention_ms); its row is that of the fastest, with the names of the
+    operators that ran (attention).
     """
     devices = int(os.environ.get("WORLD_SIZE", 1))
     if devices > 1:
@@ -57,7 +58,7 @@ def rows(
 
 
 def _fastest(overrides: list[str], batch_size: int, devices: int, accumulate: int) -> dict:
-    """Measure a model's step; of a model with attention, return the row of the fastest kernel for it."""
+    """Measure a training step of a model; for a model with attention, return the row with the fastest kernel."""
     asked = overrides, batch_size, devices, accumulate
     if not _config(overrides).model.mixer._target_.endswith("AttentionMixer"):
         return _measure(*asked)
@@ -67,7 +68,7 @@ def _fastest(overrides: list[str], batch_size: int, devices: int, accumulate: in
 
 
 class _Loss(nn.Module):
-    """The loss of a model, as Lightning's strategies see it: what is called is outside of what is compiled."""
+    """The loss of a model as in Lightning's strategies, which call an uncompiled module around the compiled one."""
 
     def __init__(self, model: SequenceModel, compile: bool) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ def build(overrides: Sequence[str]) -> SequenceModel:
 
 
 def data_parallel_options() -> dict[str, Any]:
-    """Return what experiment=slimpajama_160m gives to DistributedDataParallel, by way of Lightning's DDPStrategy."""
+    """Return the options that experiment=slimpajama_160m passes to DistributedDataParallel."""
     return {key: value for key, value in _config().trainer.strategy.items() if key != "_target_"}
 
 

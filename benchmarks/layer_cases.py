@@ -1,4 +1,4 @@
-"""The networks that `layers` measures: shapes of programs that have an nn.LSTM or nn.GRU today."""
+"""The networks that `layers` measures, with shapes of programs that use nn.LSTM or nn.GRU today."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ CPU_BFLOAT16 = ((64, 40, 64), (128, 64, 128), (16, 64, 256), (1, 50, 128), (16, 
 
 @dataclass(frozen=True)
 class LayerCase:
-    """A network of one head, whose input is as wide as its output, and what it is given."""
+    """A network with one head, with inputs as wide as its outputs, and the sizes of a call."""
 
     family: str
     cell: str  # lstm or gru
@@ -29,7 +29,7 @@ class LayerCase:
     precision: str = "float32"
     num_layers: int = 1
     bidirectional: bool = False
-    reset: bool = False  # states return to zero where an episode starts, about once in 32 steps
+    reset: bool = False  # states are reset where an episode starts, about once in 32 steps
 
     @property
     def dtype(self) -> torch.dtype:
@@ -76,7 +76,7 @@ CPU = [
 
 
 def cases(gpu: bool) -> Iterator[LayerCase]:
-    """Yield the networks of a GPU in the precisions of their families, or those of a CPU, some in bfloat16 too."""
+    """Yield the networks for a GPU in the precisions of their families, or those for a CPU, some also in bfloat16."""
     if gpu:
         for precision, families in GPU_PRECISIONS.items():
             yield from (replace(case, precision=precision) for case in GPU if case.family in families)

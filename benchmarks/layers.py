@@ -1,4 +1,4 @@
-"""FlashRNN compared with nn.LSTM and nn.GRU, input product included, at the shapes of real programs."""
+"""FlashRNN compared with nn.LSTM and nn.GRU, including the input product, for shapes of real programs."""
 
 import os
 import time
@@ -16,19 +16,20 @@ from benchmarks.timing import call_of, device_ms, ms_in_turns, quantiles, second
 from flashrnn import FlashRNN, warmup
 
 OURS, THEIRS = "FlashRNN", "PyTorch"
-_FARTHEST = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 5e-2}  # of outputs, relative
-_ROUNDS, _SECONDS = range(7, 201), 1.0  # of calls on a CPU, and about for how long
-_CALLS, _CALLS_SECONDS = range(3, 21), 0.05  # the same on a GPU, where calls of peers may take a tenth of a second
+_FARTHEST = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 5e-2}  # largest relative error of outputs
+_ROUNDS, _SECONDS = range(7, 201), 1.0  # number of rounds on a CPU, and the seconds that they should take
+_CALLS, _CALLS_SECONDS = range(3, 21), 0.05  # the same for calls on a GPU, where a peer's call may take 0.1 s
 
 Network = Callable[[Tensor], Tensor]
 
 
 def rows(case: Sequence[str], known: Iterable[dict] = ()) -> Iterator[dict]:
-    """FlashRNN, with backend "auto", beside nn.LSTM and nn.GRU of the same weights and inputs, time-major, the input
-    product included: milliseconds of the forward without gradients and of forward and backward, for the input and all
-    weights. With resets PyTorch's network is called step by step, with states set to zero between. On a GPU by events
-    on the device; on a CPU in turns, of one thread processor time, where the load of other programs counts less, of
-    several the time that passes. ratio: PyTorch's median over ours."""
+    """FlashRNN with backend "auto" compared with nn.LSTM and nn.GRU with the same weights and inputs, time-major and
+    including the input product: milliseconds of the forward pass without gradients, and of forward and backward with
+    gradients of the input and all weights. With resets, PyTorch's network is called step by step, and its states are
+    set to zero in between. Times are measured by events on a GPU; on a CPU, calls take turns, and the times are
+    processor time for one thread (less sensitive to the load by other programs) and wall time for several. ratio:
+    PyTorch's median relative to ours."""
     gpu = torch.cuda.is_available()
     found = {(case_of(row), row["mode"]): row for row in known}
     chosen = matching(list(cases(gpu)), case, "layers")
@@ -45,7 +46,7 @@ def case_of(row: dict) -> LayerCase:
 
 
 def compile_kernels(cases: list[LayerCase]) -> None:
-    """Compile what the networks need in as many processes as there are processors: solvers hold Python's lock."""
+    """Compile the kernels of the networks with one process per processor, because the solver holds Python's lock."""
     distinct = list({replace(case, family="", T=1, num_layers=1): None for case in cases})
     count = min(os.cpu_count() or 1, len(distinct))
     if count > 1:
@@ -61,7 +62,7 @@ def _compile(case: LayerCase) -> None:
 
 
 def measured(case: LayerCase, mode: str, device: str) -> dict:
-    """Return the times of both networks and their ratio, or why there are none."""
+    """Return the times of both networks and their ratio, or the reason why there are none."""
     with tf32(case.precision == "tf32"):
         try:
             networks, x = network_pair(case, case.dtype, device, mode == TRAINING)
@@ -80,7 +81,8 @@ def network_pair(
 ) -> tuple[dict[str, tuple[Network, Iterator[Tensor]]], Tensor]:
     """Return both networks, each with its weights, and an input [T, B, H].
 
-    Without `training` they are in evaluation mode: otherwise nn.LSTM and nn.GRU keep what only a backward pass needs.
+    Without `training`, they are in evaluation mode; otherwise nn.LSTM and nn.GRU would save residuals for a backward
+    pass.
     """
     torch.manual_seed(0)
     options = {"num_layers": case.num_layers, "bidirectional": case.bidirectional, "dtype": dtype, "device": device}
@@ -96,7 +98,7 @@ def network_pair(
 
 
 def steps(network: nn.LSTM | nn.GRU, x: Tensor, reset: Tensor) -> Tensor:
-    """Return the outputs of PyTorch's network where states return to zero, as programs without a mask call it."""
+    """Return the outputs of PyTorch's network with resets, as programs without support for masks compute them."""
     outputs, states = [], None
     keep = (~reset).t()[:, None, :, None].to(x.dtype)  # [T, 1, B, 1]
     for x_t, keep_t in zip(x.split(1), keep, strict=True):
@@ -109,7 +111,7 @@ def steps(network: nn.LSTM | nn.GRU, x: Tensor, reset: Tensor) -> Tensor:
 
 @torch.no_grad()
 def check(case: LayerCase, networks: dict, x: Tensor) -> None:
-    """Raise RuntimeError if the outputs differ by more than the precision explains: such times would not compare."""
+    """Raise RuntimeError if the outputs differ by more than rounding errors, so that times would not be comparable."""
     ours, theirs = (networks[name][0](x).double() for name in (OURS, THEIRS))
     error = ((ours - theirs).norm() / theirs.norm()).item()
     if not error <= _FARTHEST[case.precision]:
@@ -117,26 +119,26 @@ def check(case: LayerCase, networks: dict, x: Tensor) -> None:
 
 
 def call(network: Network, weights: list[Tensor], x: Tensor, training: bool) -> tuple[Callable, list[Tensor], bool]:
-    """Return what `timing.call_of` takes."""
+    """Return the arguments of `timing.call_of`."""
     x = x.clone().requires_grad_()
     return lambda: network(x), [x, *weights], training
 
 
 def _on_gpu(calls: dict[str, tuple]) -> dict[str, dict]:
-    """Return milliseconds of a few calls, so that all networks are measured in minutes."""
+    """Return the milliseconds of a few calls; few, so that all networks are measured within minutes."""
     found = {}
     for name, given in calls.items():
         run = call_of(*given)
-        run()  # takes memory from the driver
+        run()  # allocates memory from the driver
         found[name] = quantiles(device_ms(run, _within(_CALLS, _CALLS_SECONDS / seconds(run, 1))))
     return found
 
 
 def _in_turns(calls: dict[str, tuple]) -> dict[str, dict]:
-    """Return milliseconds of calls in turns: processor time, or, of several threads, the time that passes."""
+    """Return the milliseconds of calls that take turns: processor time, or wall time for several threads."""
     functions = {name: call_of(*given) for name, given in calls.items()}
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    ms_in_turns(functions, 1)  # takes memory from the system
+    ms_in_turns(functions, 1)  # allocates memory from the system
     one = sum(ms for (ms,) in ms_in_turns(functions, 1, clock).values())
     times = ms_in_turns(functions, _within(_ROUNDS, 1000 * _SECONDS / one), clock)
     return {name: quantiles(ms) for name, ms in times.items()}

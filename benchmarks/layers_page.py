@@ -1,4 +1,4 @@
-"""Page and figure of `layers`, from its file alone: what a user's shape gains."""
+"""Page and figure of `layers`, made from its file of results."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from benchmarks.markdown import markdown, write_page
 
 
 def write(path: Path) -> list[Path]:
-    """Write the page and the figure of a file of `layers` beside it; return their paths."""
+    """Write the page and the figure of a file of `layers` next to it; return their paths."""
     content = json.loads(path.read_text())
     machine, found = content["machine"], [row for row in content["rows"] if "ratio" in row]
     device = machine["gpu"] or f"{machine['processor']}, {machine['threads']} thread{'s' * (machine['threads'] > 1)}"
@@ -34,7 +34,7 @@ def write(path: Path) -> list[Path]:
 
 
 def ratios(rows: list[dict], precision: str, mode: str) -> dict[LayerCase, float]:
-    """Return PyTorch's time over ours, by network."""
+    """Return PyTorch's time relative to ours, by network."""
     chosen = [row for row in rows if (row["precision"], row["mode"]) == (precision, mode)]
     return {case_of(row): row["ratio"] for row in chosen}
 
@@ -78,7 +78,7 @@ def _title(case: LayerCase) -> str:
 
 
 def _finding(rows: list[dict]) -> str:
-    """Return the median ratio of PyTorch's time to FlashRNN's for each cell."""
+    """Return the title: the median ratio of PyTorch's time to FlashRNN's for each cell."""
     by_cell: dict[str, list[float]] = {}
     for row in rows:
         by_cell.setdefault(row["cell"], []).append(row["ratio"])
@@ -86,7 +86,7 @@ def _finding(rows: list[dict]) -> str:
 
 
 def draw(rows: list[dict], device: str, path: Path) -> None:
-    """Draw a panel for every mode, a point for every network, by family, cell and precision."""
+    """Draw a panel for every mode, with a point for every network, by family, cell and precision."""
     families = list(dict.fromkeys(row["family"] for row in rows))
     groups = list(dict.fromkeys((row["precision"], row["cell"]) for row in rows))
     figure = Figure(figsize=(12, 5), layout="constrained")

@@ -1,4 +1,4 @@
-"""Tables and pages in markdown, and places of pages that scripts fill."""
+"""Tables and pages in markdown, and sections of pages that scripts fill in."""
 
 import re
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ def markdown(table: Table) -> str:
 
 
 def write_page(data: Path, paragraphs: Iterable[str]) -> Path:
-    """Write the page of a file of results beside it, with a last paragraph that names the file; return its path."""
+    """Write the page of a file of results next to it, with a last paragraph that names the file; return its path."""
     page = data.with_suffix(".md")
     last = (
         f"Data, with command, commit and machine: [{data.name}]({data.name}). "
@@ -27,9 +27,9 @@ def write_page(data: Path, paragraphs: Iterable[str]) -> Path:
 
 
 def filled(text: str, made: dict[str, str]) -> str:
-    """Return `text` with what is made by a script between the comments <!-- name --> and <!-- end -->."""
+    """Return `text` with the sections between comments <!-- name --> and <!-- end --> replaced by made[name]."""
     for place, content in made.items():
         text, found = re.subn(rf"(<!-- {place} -->\n).*?(\n<!-- end -->)", rf"\1\n{content}\n\2", text, flags=re.DOTALL)
         if found != 1:
-            raise ValueError(f"{found} places are called {place}: expected one <!-- {place} --> and an <!-- end -->")
+            raise ValueError(f"found {found} sections {place}: expected one <!-- {place} --> with an <!-- end -->")
     return text

@@ -1,4 +1,4 @@
-"""PyTorch's nn.LSTM, timed in every way that its time can mean."""
+"""PyTorch's nn.LSTM, timed in many ways, because its published time depends on them."""
 
 from collections.abc import Iterator
 
@@ -26,10 +26,10 @@ _CALLS = 20
 
 
 def rows() -> Iterator[dict]:
-    """Milliseconds of nn.LSTM, 768 units, 16 sequences of 1024 steps, with the product of its inputs: by its dtype,
-    whether the batch or time comes first in memory, and which gradients are computed; float16 in all ways, the other
-    dtypes in two. ms: by events on the device, for which the host is ahead and the L2 cache empty. wall_ms: of calls
-    one after the other, by the host's clock. input_ms: that product alone, which our tables leave out."""
+    """Milliseconds of nn.LSTM with 768 units on 16 sequences of 1024 steps, including the input product, for several
+    dtypes, memory layouts (batch-major or time-major) and sets of gradients; float16 in all combinations, other dtypes
+    in two. ms: measured by events on the device, with the host ahead and an empty L2 cache. wall_ms: consecutive calls,
+    measured by the host's clock. input_ms: the input product alone, which our tables do not include."""
     case = Case("lstm", 1, HIDDEN, 16)
     for dtype, batch_first, gradients in WAYS:
         found = measured(case, *DTYPES[dtype], batch_first, gradients)
@@ -37,7 +37,7 @@ def rows() -> Iterator[dict]:
 
 
 def measured(case: Case, dtype: torch.dtype, rounded: bool, batch_first: bool, gradients: str) -> dict:
-    """Return the times of a layer, and of the product with the inputs that they include."""
+    """Return the times of a layer, and that of the input product that they include."""
     training, of_inputs = gradients.startswith("of"), gradients.endswith("inputs")
     options = {"device": "cuda", "dtype": dtype}
     layer = nn.LSTM(case.D, case.D, batch_first=batch_first, **options).train(gradients != EVAL)

@@ -10,12 +10,12 @@ import torch
 from flashrnn import flashrnn, get_cell, registered_cells
 
 STEPS, SPAN = 8192, 128
-_ENDS = 8  # spans that are compared: of the beginning and of the end
+_ENDS = 8  # number of spans at the beginning and at the end that are compared
 
 
 def rows() -> Iterator[dict]:
-    """Relative error ‖h - ref‖ / ‖ref‖ of h, over batch and units, as means of 128 steps each: 8192 steps, one head
-    of 64, 4 sequences, random inputs in the dtype's own values."""
+    """Relative error ‖h - ref‖ / ‖ref‖ of h over batch and units, as means over 128 steps each, for 8192 steps, one
+    head of 64 units, 4 sequences, and random inputs rounded to the dtype."""
     for name in registered_cells():
         if name == "elman_relu":
             continue  # its state grows without bound on random matrices
@@ -40,14 +40,14 @@ def _rows(name: str, dtype: str) -> Iterator[dict]:
 
 
 def write(path: Path) -> list[Path]:
-    """Draw the figure of a file of results beside it; return where it is."""
+    """Draw the figure of a file of results next to it; return its path."""
     figure = path.with_suffix(".png")
     draw(json.loads(path.read_text()), figure)
     return [figure]
 
 
 def draw(content: dict, file: Path) -> None:
-    """Draw the error over time, a panel per dtype."""
+    """Draw the error over time, with a panel per dtype."""
     from matplotlib.figure import Figure
 
     from benchmarks.figures import name_curves
@@ -71,7 +71,7 @@ def draw(content: dict, file: Path) -> None:
 
 
 def _finding(rows: Sequence[dict]) -> str:
-    """Return how the error of h grows over time."""
+    """Return the title: how the error of h grows over time."""
     steps = SPAN * len(rows[0]["error"])
     growth = max(mean(row["error"][-_ENDS:]) / mean(row["error"][:_ENDS]) for row in rows)
     if growth < 1.1:

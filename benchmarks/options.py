@@ -1,4 +1,4 @@
-"""Time and memory of all states, of a custom cell and of TF32, relative to the same call without."""
+"""Time and memory of options (all states, a custom cell, TF32), relative to the same call without them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ class Variant(NamedTuple):
     name: str
     case: Case
     return_states: bool = False
-    of_all: bool = False  # gradients come from all states, not from h alone
+    of_all: bool = False  # gradients come from all states, not only from h
     tf32: bool = False
 
 
@@ -52,9 +52,9 @@ GROUPS: tuple[tuple[Variant, ...], ...] = (
 
 
 def rows() -> Iterator[dict]:
-    """Milliseconds (ms: on the device; call_ms: with the host's part) and MiB beside the inputs (peak_mib) of h without
-    gradients (forward), or with those of Wx, R and b (forward+backward), and how many times the first variant of the
-    same sizes they are."""
+    """Milliseconds (ms: on the device; call_ms: including the host) and MiB in addition to the inputs (peak_mib) to
+    compute h without gradients (forward) or with those of Wx, R and b (forward+backward), and the ratios to the first
+    variant with the same sizes."""
     for group in GROUPS:
         for mode in MODES:
             variants = [variant for variant in group if mode == TRAINING or not variant.of_all]
@@ -65,8 +65,7 @@ def rows() -> Iterator[dict]:
 
 
 def over(row: dict, first: dict) -> dict[str, float | None]:
-    """Return times and memory as multiples of the first row's; None of none, as of memory that a CUDA graph has taken
-    before."""
+    """Return times and memory relative to the first row; None if that is zero, such as the memory of a CUDA graph."""
     values = [{"ms": r["ms"]["p50"], "call_ms": r["call_ms"], "peak_mib": r["peak_mib"]} for r in (row, first)]
     return {name: round(value / of, 3) if (of := values[1][name]) else None for name, value in values[0].items()}
 
@@ -83,7 +82,7 @@ def measured(variant: Variant, mode: str) -> dict:
 
 
 def outputs(variant: Variant, inputs: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
-    """Return what the gradients are taken of: h, or all states."""
+    """Return the outputs whose gradients are computed: h, or all states."""
     found = flashrnn(*inputs, function=variant.case.function, return_states=variant.return_states)
     return found[2] if variant.of_all else found[0]
 

@@ -1,4 +1,4 @@
-"""This project's kernels, timed only where they compute the right thing."""
+"""This project's kernels, which are only timed if their results are correct."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ def is_ours(implementation: str) -> bool:
 
 
 def run(job: Job, effort: Effort, backend: str = BACKEND) -> dict:
-    """Return errors, time and memory of h, or of h and the gradients."""
+    """Return the errors, time and memory of computing h, or h and the gradients."""
     checked = check(job, backend, "cuda")
     case = job.case
     inputs = random_inputs(case.shapes(), getattr(torch, case.dtype))
@@ -36,9 +36,9 @@ def run(job: Job, effort: Effort, backend: str = BACKEND) -> dict:
 
 
 def check(job: Job, backend: str, device: str) -> dict[str, float]:
-    """Return relative errors of the job's results over a few steps.
+    """Return the relative errors of the job's results over a few steps.
 
-    The batch is the case's own, because tilings, and with them kernels, differ by batch.
+    The batch size is that of the case, because tilings, and thus kernels, depend on it.
     """
     case = replace(job.case, T=min(job.case.T, CHECKED_STEPS))
     dtype = getattr(torch, case.dtype)
@@ -52,13 +52,14 @@ def check(job: Job, backend: str, device: str) -> dict[str, float]:
 
 
 def errors(run: Callable[[torch.dtype, str], dict[str, Tensor]], dtype: torch.dtype, backend: str) -> dict[str, float]:
-    """Return relative errors of what `run` gives for a dtype and a backend, against the reference in float64.
+    """Return the relative errors of the results of `run` for a dtype and a backend, against the float64 reference.
 
-    They may be three times those of the reference in this dtype where that is more than the bound of the dtype.
+    They must not exceed the bound of the dtype, or three times the errors of the reference in this dtype if those are
+    larger.
     """
     exact = run(torch.float64, "vanilla")
     found = _relative_errors(run(dtype, backend), exact)
-    if not all(error <= BOUNDS[dtype] for error in found.values()):  # nan is wrong too
+    if not all(error <= BOUNDS[dtype] for error in found.values()):  # also catches NaN
         rounded = _relative_errors(run(dtype, "vanilla"), exact)
         bounds = {name: max(BOUNDS[dtype], 3 * rounded[name]) for name in found}
         if not all(found[name] <= bounds[name] for name in found):
@@ -72,7 +73,7 @@ def _relative_errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict
 
 
 def results(case: Case, mode: str, inputs: Sequence[Tensor], d_h: Tensor, backend: str) -> dict[str, Tensor]:
-    """Return h, and in TRAINING the gradients of the inputs."""
+    """Return h and, in mode TRAINING, the gradients of the inputs."""
     with torch.set_grad_enabled(mode == TRAINING):
         h, _ = flashrnn(*inputs, function=case.function, backend=backend)
     if mode != TRAINING:

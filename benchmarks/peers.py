@@ -1,4 +1,4 @@
-"""What others offer for the same sizes: cuDNN's recurrent networks and PyPI's flashrnn."""
+"""Implementations by others for the same sizes: cuDNN's recurrent networks and flashrnn from PyPI."""
 
 import os
 import sys
@@ -28,14 +28,14 @@ def cudnn_supports(case: Case) -> bool:
 
 
 def cudnn(job: Job, effort: Effort, dtype: torch.dtype) -> dict:
-    """Measure PyTorch's layer in `dtype`, time-major, which is cuDNN's own order."""
+    """Measure PyTorch's layer in `dtype`, time-major as in cuDNN."""
     rounded = torch.backends.cudnn.rnn.fp32_precision == "tf32"
     with tf32(rounded):  # also the product with the inputs alone
         return layer(job, effort, CUDNN[job.case.function], dtype)
 
 
 def layer(job: Job, effort: Effort, kind: Callable[[int, int], nn.Module], dtype: torch.dtype) -> dict:
-    """Measure a layer of that kind, of one head, and the product with the inputs that its time includes."""
+    """Measure a layer of this kind with one head, and the input product that its time includes."""
     case, training = job.case, job.mode == TRAINING
     gates = len(get_cell(case.function).input_gates)
     x = torch.randn(case.T, case.B, case.D, device="cuda", dtype=dtype, requires_grad=True)
@@ -55,13 +55,13 @@ FLASHRNN = {"flashrnn_1.0.8": "cuda_fused", "flashrnn_1.0.8_cuda": "cuda"}
 class PyPIFlashRNN:
     """A backend of flashrnn 1.0.8.
 
-    It compiles for every cell, batch and head size. Compilation takes minutes and may end in another binary than is in
-    its cache, so a process builds, waits for the others to be ready, and then measures with what it has loaded.
+    It compiles for every cell, batch size and head size, which takes minutes and need not reproduce the binary in its
+    cache. Therefore each process builds, waits until all others are ready, and then measures what it has loaded.
     """
 
     wheel: Path
     name: str = "flashrnn_1.0.8"
-    parallel: int = max(1, (os.cpu_count() or 1) * 3 // 4)  # builds at a time
+    parallel: int = max(1, (os.cpu_count() or 1) * 3 // 4)  # number of simultaneous builds
     build_seconds: float = 300
     measure_seconds: float = 120
     command: Sequence[str] = (sys.executable, "-m", "benchmarks.pypi_flashrnn")
@@ -94,7 +94,7 @@ class PyPIFlashRNN:
         return worker.ask(self.measure_seconds, do="measure", **self._sizes(job.case), **options)
 
     def _unpack(self) -> Path:
-        """Unpack once, because the compiler looks at the age of the sources."""
+        """Unpack once, because the build depends on the modification times of the sources."""
         package = self.folder / self.wheel.stem
         if not package.exists():
             self.folder.mkdir(exist_ok=True)
@@ -104,7 +104,7 @@ class PyPIFlashRNN:
         return package
 
     def _environment(self, builds: int) -> dict[str, str]:
-        """Return the environment for so many builds at a time."""
+        """Return the environment for this number of simultaneous builds."""
         extensions = self.folder / "extensions"
         for lock in extensions.glob("*/lock"):
             lock.unlink()  # of a run that was killed; the next one would wait for it without end

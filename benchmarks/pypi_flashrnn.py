@@ -1,7 +1,7 @@
-"""The process in which PyPI's flashrnn 1.0.8 is built and timed: `python -m benchmarks.pypi_flashrnn FOLDER`.
+"""The process in which flashrnn 1.0.8 from PyPI is built and timed: `python -m benchmarks.pypi_flashrnn FOLDER`.
 
-FOLDER holds the unpacked wheel. Its package has the name of this project's, hence a process of its own, into which
-nothing of this project but `timing` and `worker` is imported.
+FOLDER contains the unpacked wheel. Its package has the same name as that of this project. It therefore needs its own
+process, which imports nothing of this project but `timing` and `worker`.
 """
 
 import importlib
@@ -19,12 +19,11 @@ from benchmarks.worker import serve
 
 Shapes = Mapping[str, Sequence[int]]
 
-_STEPS = 16  # of the call that builds: binaries do not depend on time
+_STEPS = 16  # time steps of the call that builds; binaries do not depend on them
 
 
 def load(folder: Path) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return the package's function. Its own device query does not compile under CUDA 13, so it is told what it would
-    find."""
+    """Return the package's function. Its device query does not compile under CUDA 13, so its result is set here."""
     sys.path.insert(0, str(folder))
     package = importlib.import_module("flashrnn")
     if not Path(package.__file__).is_relative_to(folder):

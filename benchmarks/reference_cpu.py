@@ -14,8 +14,8 @@ _SIZES = [(64, 40, 1, 64), (64, 40, 4, 64), (4, 256, 4, 64)]  # B, T, N, D
 
 
 def rows() -> list[dict]:
-    """Forward and backward of the reference on one CPU core, float32, against autograd through the time loop: processor
-    time, and memory kept from forward to backward."""
+    """Forward and backward of the reference on one CPU core in float32, compared with autograd through the time loop:
+    processor time, and the memory saved for the backward pass."""
     torch.set_num_threads(1)
     return [_reference_row(cell, *size) for cell in ("lstm", "slstm") for size in _SIZES]
 
@@ -46,7 +46,7 @@ def _saved_bytes(forward: Callable[[], torch.Tensor]) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = forward()  # held until all is counted, so that no address is used twice
+        out = forward()  # kept until everything is counted, so that no address is used twice
     del out
     return sum(kept.values())
 
@@ -54,7 +54,6 @@ def _saved_bytes(forward: Callable[[], torch.Tensor]) -> int:
 def processor_time(
     functions: dict[str, Callable], rounds: int = 50, warmup: int = 5, clock: Callable[[], float] = time.process_time
 ) -> dict[str, dict[str, float]]:
-    """Return the milliseconds of every function, called in turns: processor time, in which other programs do not count,
-    or by another clock."""
+    """Return the milliseconds of functions that are called in turns: processor time, or that of another clock."""
     times = ms_in_turns(functions, warmup + rounds, clock)
     return {name: quantiles(ms[warmup:], digits=2) for name, ms in times.items()}

@@ -1,4 +1,4 @@
-"""Files of results, and what somebody needs to judge and to repeat them."""
+"""Files of results, with everything that is needed to judge and to repeat them."""
 
 import json
 import os
@@ -19,11 +19,11 @@ from training import provenance
 
 
 def checkout() -> str:
-    """Return the commit of this checkout, and whether it has changes; to be asked for before anything is measured."""
+    """Return the commit of this checkout, with "-dirty" if it has changes. Call it before anything is measured."""
     found = provenance.commit()
     if found is None:
         raise ValueError(
-            "there is no git history here to tell what is measured: work in a clone, or say it with commit=SHA"
+            "there is no git history, so the measured commit is unknown: work in a clone, or give it by commit=SHA"
         )
     return found
 
@@ -46,17 +46,17 @@ def head(commit: str | None = None) -> dict:
 
 
 class Unfinished:
-    """The results of a run while it measures: <name>.partial.json, which stays if the run is broken off."""
+    """The results of an unfinished run in <name>.partial.json, which remains if the run is interrupted."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._partial = path, path.with_suffix(".partial.json")
 
     def read(self) -> dict | None:
-        """Return what a run that was broken off has measured; None if there was none."""
+        """Return the results of an interrupted run; None if there was none."""
         return json.loads(self._partial.read_text()) if self._partial.exists() else None
 
     def save(self, described: dict, rows: Iterable[dict]) -> None:
-        """Write what is measured and the rows so far, one a line."""
+        """Write the description and the rows so far, one per line."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(described | {"rows": []}, indent=1).removesuffix("]\n}")
         lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
@@ -64,13 +64,13 @@ class Unfinished:
             file.write(f"{text}\n{lines}\n ]\n}}\n".encode())
 
     def finish(self) -> None:
-        """Put the results, if there are any, in place of those of earlier runs."""
+        """Replace the results of earlier runs by these, if there are any."""
         if self._partial.exists():
             self._partial.replace(self.path)
 
 
 def write(path: Path, what: str, commit: str, rows: Iterable[dict]) -> None:
-    """Measure `rows`, which are shown as they come, and write them with what was measured."""
+    """Measure `rows`, printing each one, and write them to `path` with a description of what they are."""
     unfinished, found = Unfinished(path), []
     described = {"what": " ".join(what.split())} | head(commit)
     for row in rows:
@@ -82,7 +82,7 @@ def write(path: Path, what: str, commit: str, rows: Iterable[dict]) -> None:
 
 
 def rows_before(path: Path, commit: str | None) -> list[dict]:
-    """Return the rows of a run of the same commit and machine that `write` was broken off in."""
+    """Return the rows of an interrupted `write` of the same commit on the same machine."""
     content, now = Unfinished(path).read(), head(commit)
     same = content and all(content[key] == now[key] for key in ("commit", "versions", "machine"))
     return content["rows"] if same else []
@@ -101,22 +101,22 @@ def _processor() -> str:
 
 
 def gpu_folder(gpu: str | None = None) -> str:
-    """Return the name of the folder for results of a GPU, of this machine's if None: h100 for NVIDIA H100 80GB HBM3."""
+    """Return the name of the folder for results of a GPU (None: this machine's): h100 for NVIDIA H100 80GB HBM3."""
     if gpu is None:
         if not torch.cuda.is_available():
-            raise ValueError("this is measured on an NVIDIA GPU, and torch sees none")
+            raise ValueError("this measurement needs an NVIDIA GPU, and PyTorch finds none")
         gpu = torch.cuda.get_device_name()
     model = re.search(r"RTX \w+|[A-Z]+\d+[A-Z]*", gpu)
     return re.sub(r"[^a-z0-9]+", "_", (model[0] if model else gpu).lower())
 
 
 def device_folder() -> str:
-    """Return the name of the folder for results of what runs here: that of the GPU, or cpu."""
+    """Return the name of the folder for results of this machine: that of its GPU, or cpu."""
     return gpu_folder() if torch.cuda.is_available() else "cpu"
 
 
 def milliseconds(row: dict) -> float:
-    """Return the median time of the recurrence: less that of the product with the inputs, where a row includes it."""
+    """Return the median time of the recurrence, without that of the input product if the row includes it."""
     return row["ms"]["p50"] - row.get("input_ms", {"p50": 0.0})["p50"]
 
 
@@ -144,7 +144,7 @@ class KernelResults:
         return is_ours(implementation) and runs[row["run"]]["commit"] != runs[-1]["commit"]
 
     def add(self, job: Job, implementation: str, measured: dict) -> dict:
-        """Add a row, which is on the disk on return."""
+        """Add a row, and write it to the disk."""
         run = {"run": len(self._described["runs"]) - 1}
         row = vars(job.case) | {"mode": job.mode, "implementation": implementation} | measured | run
         self._rows[job, implementation] = row
@@ -152,12 +152,12 @@ class KernelResults:
         return row
 
     def finish(self) -> None:
-        """Put the rows in place of the file's."""
+        """Replace the rows of the file by these."""
         self._unfinished.finish()
 
 
 def split(row: dict) -> tuple[Job, str]:
-    """Return what a row is about: the job and the implementation."""
+    """Return the job and the implementation of a row."""
     return Job(case_of(row), row["mode"]), row["implementation"]
 
 

@@ -1,4 +1,4 @@
-"""Time of one token through a language model that keeps its states: recurrent models and the Transformer."""
+"""Time of one token in a language model that keeps its states, for recurrent models and the Transformer."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -8,13 +8,13 @@ import torch
 from benchmarks.language_model import MODELS, build
 from models.backbone import States
 
-CONTEXT = 1024  # tokens that the Transformer's cache holds
+CONTEXT = 1024  # number of tokens in the Transformer's cache
 _REPLAYS = 200
 
 
 def rows() -> Iterator[dict]:
-    """Microseconds of a forward pass of one token of one sequence in bfloat16, after 1024 others, compiled and
-    replayed as a CUDA graph (medians), and how many times the Transformer's that is."""
+    """Microseconds of a forward pass of one token of one sequence in bfloat16, after 1024 other tokens, compiled and
+    replayed as a CUDA graph (medians), and the ratio to the Transformer's time."""
     transformer = None
     for overrides in MODELS:
         torch.compiler.reset()
@@ -36,7 +36,7 @@ def _measure(overrides: str) -> float:
 def _captured(run: Callable[[], tuple[torch.Tensor, States]]) -> torch.cuda.CUDAGraph:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # what is compiled or allocated at first is not for the graph
+    with torch.cuda.stream(stream):  # compile and allocate before the capture
         for _ in range(3):
             run()
     torch.cuda.current_stream().wait_stream(stream)

@@ -1,4 +1,4 @@
-"""A table of kernel times, of others' and of the bars that ours have to reach."""
+"""A table of kernel times with those of others, and of the bars that ours have to reach."""
 
 from dataclasses import replace
 
@@ -22,19 +22,19 @@ RATIO_BARS = {
 }
 """LSTM, forward and backward, T = 1024: how many times faster than which peer, by (N, D, B)."""
 
-_NO_KERNELS = ("attention", "pytorch_loop", "compiled_loop", "graphed_loop")  # of recurrence
-_STEP_BAR = 0.40  # µs per time step of the LSTM's forward pass with 12 x 64 and up to 64 sequences
-_CELL_BAR = 1.3  # times of other cells' forward and backward over the LSTM's
-_MEMORY_BAR = 1.0  # peak memory over flashrnn's
+_NO_KERNELS = ("attention", "pytorch_loop", "compiled_loop", "graphed_loop")  # not recurrent kernels
+_STEP_BAR = 0.40  # µs per time step of an LSTM's forward pass with 12 x 64 and up to 64 sequences
+_CELL_BAR = 1.3  # time of other cells' forward and backward relative to the LSTM's
+_MEMORY_BAR = 1.0  # peak memory relative to that of flashrnn 1.0.8
 
 
 def times(rows: dict[str, dict]) -> dict[str, float]:
-    """Return milliseconds by implementation, of those that have any."""
+    """Return the milliseconds of each implementation that was measured, by its name."""
     return {name: milliseconds(row) for name, row in rows.items() if "ms" in row}
 
 
 def recurrent_peers(ms: dict[str, float]) -> dict[str, float]:
-    """Return others' kernels: without attention, and without what steps through time in PyTorch."""
+    """Return only the recurrent kernels of others, without attention and loops in PyTorch."""
     return {name: value for name, value in ms.items() if not is_ours(name) and name not in _NO_KERNELS}
 
 
@@ -43,8 +43,7 @@ def fastest_peer(ms: dict[str, float]) -> str | None:
 
 
 def print_table(rows: list[dict]) -> None:
-    """Print milliseconds of every implementation, ours also in µs per step, and the ratio to the fastest recurrent
-    peer."""
+    """Print the milliseconds of every implementation, ours also in µs per step, and the ratio to the fastest peer."""
     jobs = by_job(rows)
     peers = list(dict.fromkeys(name for found in jobs.values() for name in found if name != OURS))
     lines = [["case", "mode", OURS, "µs/step", *peers, "ratio", "bars"]]
@@ -67,7 +66,7 @@ def _cell(rows: dict[str, dict], name: str) -> str:
 
 
 def verdicts(job: Job, jobs: dict[Job, dict[str, dict]]) -> list[str]:
-    """Return, for each bar that is set for the job and can be judged, what was reached, and whether it is enough."""
+    """Return, for each bar that applies to the job and can be judged, the reached value and whether it suffices."""
     case, ms = job.case, times(jobs[job])
     if OURS not in ms or case.T != 1024:
         return []

@@ -1,4 +1,4 @@
-"""A cell stepped through time in PyTorch, with autograd: what there is without a kernel."""
+"""A time loop over a cell in PyTorch with autograd, the alternative to a kernel."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +10,7 @@ from benchmarks.cases import TRAINING, Case, Job
 from benchmarks.timing import Effort, measure, random_inputs
 from flashrnn import Cell, get_cell
 
-_LONGEST_UNROLLED = 64  # steps: each of them is compiled, or captured, by itself
+_LONGEST_UNROLLED = 64  # time steps; each of them is compiled, or captured, separately
 
 
 def supports(case: Case) -> bool:
@@ -26,7 +26,7 @@ Loop = Callable[..., Tensor]
 
 
 def run(job: Job, effort: Effort, prepare: Callable[[Loop, list[Tensor]], Loop] = lambda loop, inputs: loop) -> dict:
-    """Measure the loop over time, after `prepare` has compiled or captured it for such inputs."""
+    """Measure the time loop after `prepare` has compiled or captured it for these inputs."""
     case, training = job.case, job.mode == TRAINING
     inputs = [x.requires_grad_(training) for x in random_inputs(case.shapes(), getattr(torch, case.dtype))]
     loop = prepare(partial(time_loop, get_cell(case.function)), inputs)
@@ -34,19 +34,17 @@ def run(job: Job, effort: Effort, prepare: Callable[[Loop, list[Tensor]], Loop] 
 
 
 def compiled(loop: Loop, inputs: list[Tensor]) -> Loop:
-    torch.compiler.reset()  # after a few cases PyTorch compiles no more
+    torch.compiler.reset()  # otherwise PyTorch would stop compiling after a few cases
     return torch.compile(loop, fullgraph=True, dynamic=False)
 
 
 def graphed(loop: Loop, inputs: list[Tensor]) -> Loop:
-    """Return the loop as CUDA graphs, a second one of its backward if the inputs ask for gradients: no launch waits for
-    the host."""
+    """Return the loop as a CUDA graph, with a second one for the backward pass if the inputs require gradients."""
     return torch.cuda.make_graphed_callables(loop, tuple(inputs))
 
 
 def time_loop(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor) -> Tensor:
-    """Return h [B, T, N, D] of a cell whose gates all have both parts: one product per step, all that is constant
-    outside."""
+    """Return h [B, T, N, D] of a cell whose gates all have an input and a recurrent part, with one product per step."""
     B, _, G, N, D = Wx.shape
     inputs = (Wx + b).permute(1, 3, 0, 2, 4).flatten(3)  # [T, N, B, G*D]
     weight = R.permute(1, 3, 0, 2).flatten(2)  # [N, D, G*D]

@@ -1,6 +1,6 @@
-"""Random inputs, whether their products are TF32, and the time and memory of what runs on them.
+"""Random inputs, the setting of TF32, and measurements of time and memory.
 
-Imports nothing of this project's, so that the process of another package of the name `flashrnn` can use it.
+It imports nothing else of this project, so that the process with another package named `flashrnn` can use it.
 """
 
 import statistics
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Effort(NamedTuple):
-    """Milliseconds for which a function is called before and while it is timed."""
+    """Milliseconds for which a function is called before it is timed (warmup) and while it is timed (rep)."""
 
     warmup: int
     rep: int
@@ -25,7 +25,7 @@ FULL, QUICK = Effort(100, 400), Effort(25, 50)
 
 
 def random_inputs(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, device: str = "cuda") -> list[Tensor]:
-    """Return Wx, R and b of these shapes and of the sizes of a trained network; they ask for gradients."""
+    """Return Wx, R and b with these shapes and with magnitudes as in a trained network; they require gradients."""
     torch.manual_seed(0)
     scale = {"R": shapes["R"][-1] ** -0.5}
     inputs = (scale.get(name, 1.0) * torch.randn(*shape, device=device) for name, shape in shapes.items())
@@ -34,7 +34,7 @@ def random_inputs(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, devic
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """Let PyTorch's products and cuDNN's recurrent layers round float32 to TF32, or not, within this context."""
+    """A context in which PyTorch's products and cuDNN's recurrent layers use TF32 for float32, or not."""
     settings = torch.backends.cuda.matmul, torch.backends.cudnn.rnn
     before = [setting.fp32_precision for setting in settings]
     for setting in settings:
@@ -59,7 +59,7 @@ def call_of(forward: Callable[[], Outputs], inputs: Sequence[Tensor], training: 
 
 
 def measure(forward: Callable[[], Outputs], inputs: Sequence[Tensor], training: bool, effort: Effort) -> dict:
-    """Measure `forward` without gradients, or with those of `inputs`: its time, and its memory beside the inputs."""
+    """Measure time, and memory in addition to the inputs, of `forward` without gradients or with those of `inputs`."""
     run = call_of(forward, inputs, training)
     _call_ms(run, effort.warmup)
     call_ms = _call_ms(run, effort.rep / 4)
@@ -68,25 +68,25 @@ def measure(forward: Callable[[], Outputs], inputs: Sequence[Tensor], training: 
 
 
 def measure_in_a_row(forward: Callable[[], Outputs], inputs: Sequence[Tensor], training: bool) -> dict:
-    """Measure time alone, of the last of a few calls in a row, which find the caches warm: many times cheaper."""
+    """Measure only the time, of the last of a few consecutive calls with warm caches. This is many times cheaper."""
     run = call_of(forward, inputs, training)
-    run()  # compiles, and takes memory from the driver
+    run()  # compiles, and allocates memory from the driver
     return {"ms": quantiles(_consecutive_ms(run, _IN_A_ROW)[_IN_A_ROW // 2 :])}
 
 
 _IN_A_ROW = 10
-_FEWEST = 5  # repetitions of a call, however long it takes
-_CYCLES = 2e9  # of a GPU in a second, at most
+_FEWEST = 5  # smallest number of repetitions, however long a call takes
+_CYCLES = 2e9  # upper bound for the clock cycles of a GPU per second
 
 
 def _call_ms(run: Callable, ms: float) -> float:
-    """Return the milliseconds of one of many calls, one after the other, for about `ms`."""
+    """Return the mean milliseconds of consecutive calls, which are repeated for about `ms`."""
     calls = max(_FEWEST, int(ms / 1000 / seconds(run, 1)))
     return 1000 * seconds(run, calls) / calls
 
 
 def seconds(run: Callable, calls: int) -> float:
-    """Return the seconds that so many calls one after the other take, on host and device."""
+    """Return the seconds that this number of consecutive calls takes on host and device."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
     for _ in range(calls):
@@ -98,7 +98,7 @@ def seconds(run: Callable, calls: int) -> float:
 def ms_in_turns(
     functions: Mapping[str, Callable], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Return the milliseconds of `rounds` calls of each function, in turns, so that other load meets all of them."""
+    """Return the milliseconds of `rounds` calls of each function, in turns, so that other load affects all equally."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
@@ -111,7 +111,7 @@ def ms_in_turns(
 def device_ms(run: Callable, repetitions: int) -> list[float]:
     """Return the milliseconds between events on the device around each call.
 
-    Before it the L2 cache is emptied, and the device waits for as long as the host takes to ask for the whole call.
+    Before each call, the L2 cache is emptied, and the device waits until the host has launched the whole call.
     """
     cache = torch.empty(2**28, dtype=torch.uint8, device="cuda")
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repetitions)]
@@ -128,8 +128,7 @@ def device_ms(run: Callable, repetitions: int) -> list[float]:
 
 
 def _consecutive_ms(run: Callable, calls: int) -> list[float]:
-    """Return the milliseconds of each of the calls, for which the device waits until the host has asked for all of
-    them."""
+    """Return the milliseconds of each of several calls; the device starts when the host has launched all of them."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
     torch.cuda.synchronize()
     torch.cuda._sleep(int(2 * calls * _host_seconds(run) * _CYCLES))
@@ -142,8 +141,7 @@ def _consecutive_ms(run: Callable, calls: int) -> list[float]:
 
 
 def _host_seconds(run: Callable, calls: int = _FEWEST) -> float:
-    """Return how long the host is busy with a call: the least of a few, because the device will wait as long before
-    each."""
+    """Return the smallest host time of a few calls; the device will wait for a multiple of it."""
     times = []
     for _ in range(calls):
         begin = time.perf_counter()
@@ -153,7 +151,7 @@ def _host_seconds(run: Callable, calls: int = _FEWEST) -> float:
 
 
 def quantiles(times: Sequence[float], digits: int = 4) -> dict[str, float]:
-    """Return the median and what bounds the middle three fifths, rounded."""
+    """Return the quantiles p20, p50 and p80, rounded."""
     p20, *_, p80 = statistics.quantiles(times, n=5, method="inclusive")
     found = {"p20": p20, "p50": statistics.median(times), "p80": p80}
     return {name: round(ms, digits) for name, ms in found.items()}

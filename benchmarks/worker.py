@@ -1,5 +1,4 @@
-"""A process that answers requests, one line of JSON each way: for what needs a process of its own, and keeps there what
-it made for one request until the next."""
+"""A process that answers requests, with one line of JSON per request and answer, and keeps its state in between."""
 
 import json
 import os
@@ -12,21 +11,21 @@ from contextlib import suppress
 from tempfile import TemporaryFile
 from threading import Timer
 
-_LONGEST = 2000  # characters of an error that are kept
+_LONGEST = 2000  # largest number of characters of an error message
 
 
 def error_text(error: BaseException | str) -> str:
-    """Return what went wrong, in as many characters as a result can hold: of a long text the beginning and the end."""
+    """Return the text of an error, of which only the beginning and the end are kept if it is long."""
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 4]}\n...\n{text[-_LONGEST * 3 // 4 :]}"
 
 
 def serve(handlers: Mapping[str, Callable[..., dict]]) -> None:
-    """Answer, in the worker, `{"do": name, **arguments}` by handlers[name](**arguments), until there is no request."""
+    """In the worker, answer each request `{"do": name, **arguments}` by handlers[name](**arguments)."""
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)  # compilers and libraries print as they like: into the log
+    os.dup2(2, 1)  # output of compilers and libraries goes to the log
     for line in requests:
         request = json.loads(line)
         try:
@@ -38,12 +37,12 @@ def serve(handlers: Mapping[str, Callable[..., dict]]) -> None:
 
 
 class Worker:
-    """The other end: starts the process and asks it."""
+    """The parent's end: starts the process and sends it requests."""
 
     def __init__(self, command: Sequence[str], **options) -> None:
         self._log = TemporaryFile("w+")  # noqa: SIM115, closed in __exit__
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log, "text": True}
-        # In a group with all that it starts, compilers for instance, so that nothing outlives it.
+        # In a process group with everything that it starts, such as compilers, so that nothing outlives it.
         self._process = subprocess.Popen(command, process_group=0, **pipes, **options)
 
     def __enter__(self) -> "Worker":
@@ -58,7 +57,7 @@ class Worker:
         self._log.close()
 
     def ask(self, seconds: float, **request) -> dict:
-        """Return the answer; {"error": why} if there is none within that time."""
+        """Return the answer, or {"error": reason} if there is none within this time."""
         start = time.monotonic()
         timer = Timer(seconds, self._kill)
         timer.start()

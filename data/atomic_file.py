@@ -1,4 +1,4 @@
-"""Files that are written atomically: whole or not at all, however the process ends."""
+"""Atomic writing of files: however the process ends, a file is written completely or not at all."""
 
 import os
 import shutil
@@ -13,14 +13,14 @@ from data.storage import is_url
 
 @contextmanager
 def replacing(path: Path, *, backup: Path | None = None) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces `path` when the block ends without an error; make the folder.
+    """Open a temporary file that replaces `path` if the block ends without an error. Missing folders are created.
 
-    Content and name are flushed to the disk, so that they survive a loss of power. One process at a time may write a
-    path. On other storage the file appears when it is uploaded whole.
+    Content and name are flushed to the disk, so that they survive a loss of power. Only one process at a time may write
+    a path. On remote storage, the file appears once it has been uploaded completely.
 
     Args:
-        path: of the file; an OSError names it.
-        backup: where the file goes that stood at `path` before.
+        path: the path of the file; it is named in an OSError.
+        backup: new path of a file that existed at `path` before; None means that it is overwritten.
     """
     if is_url(path):
         with tempfile.TemporaryFile() as file:

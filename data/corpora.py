@@ -1,4 +1,4 @@
-"""Where text comes from: a dataset of the Hugging Face hub, local files, or the Python standard library's sources."""
+"""Sources of text: datasets on the Hugging Face hub, files, and the sources of installed Python packages."""
 
 import glob
 import hashlib
@@ -31,12 +31,16 @@ LOOKS_LOCAL = re.compile(r"[*?\[]|^[./~]|/.*/|\.(txt|md|py|parquet|jsonl?)(\.\w+
 class Corpus:
     """Documents in a fixed order.
 
-    source: "stdlib" (sources of the Python standard library), "installed" (these and those of all installed packages),
-    "joined" (the same, neighbouring files joined to documents of about JOINED_BYTES: long ones without a download), a
-    file or glob, local or by URL (s3://bucket/**/*.jsonl.zst, with the package of fsspec that it needs), or the name of
-    a dataset on the hub. Files are JSON lines (.jsonl, .json, compressed or not), .parquet, or else plain text.
-    Plain text is cut at line ends into documents of about 16 KiB (32 without line ends), so that a large file can be
-    streamed, and held out in part.
+    `source` is one of:
+    - "stdlib": the sources of the Python standard library;
+    - "installed": these, and the sources of all installed packages;
+    - "joined": the same, with neighbouring files joined to long documents of about JOINED_BYTES;
+    - a file or glob, local or as a URL (s3://bucket/**/*.jsonl.zst, which needs the package of that fsspec storage);
+    - the name of a dataset on the hub.
+
+    Files are JSON lines (.jsonl, .json, compressed or not), .parquet, or otherwise plain text. Plain text is split at
+    line ends into documents of about 16 KiB (32 KiB without line ends), so that a large file can be streamed and partly
+    held out.
     """
 
     source: str
@@ -57,8 +61,7 @@ class Corpus:
         return found[slice(*self.section)] if found and self.section else found
 
     def sections(self, size: int) -> list["Corpus"]:
-        """Return the corpus in parts of whole files, each of about `size` bytes as stored. They depend on the files
-        alone."""
+        """Return the corpus in parts of whole files of about `size` stored bytes; they depend only on the files."""
         if self.files is not None:
             return [replace(self, section=part) for part in _parts(_starts(self.files), size)]
         rows = hub.open_dataset(self.source, self.subset, self.split, self.revision)
@@ -68,15 +71,15 @@ class Corpus:
         return [replace(self, section=(number, count)) for number in range(count)]
 
     def identity(self) -> dict[str, str | None]:
-        """Return what distinguishes this corpus from others, as far as it is known without a download."""
+        """Return everything that distinguishes this corpus from others and is known without a download."""
         if self.files is None:
             hub_names = {"subset": self.subset, "split": self.split, "revision": self.revision}
             return {"source": self.source, "column": self.column, **hub_names}
         return {"source": self.source, "column": self.column, "files": fingerprint(self.files)}
 
-    @cached_property  # of thousands of files it takes a moment, and every checkpoint holds it
+    @cached_property  # slow for thousands of files, and stored in every checkpoint
     def extent(self) -> str:
-        """What a position in the corpus depends on: names and sizes of files in any folder, or names on the hub."""
+        """What a position in the corpus depends on: names and sizes of files, without folders, or names on the hub."""
         if self.files is None:
             return " ".join(filter(None, (self.source, self.subset, self.split, self.revision)))
         files = [(Path(name).name, storage.info(name).size) for name in self.files]
@@ -84,8 +87,10 @@ class Corpus:
         return f"{len(files)} files of {sum(size for _, size in files)} bytes ({digest})"
 
     def rows(self) -> tuple[datasets.IterableDataset, int | None]:
-        """Return rows with the column `self.column`, and how much there is: bytes of local files, rows on the hub if
-        known."""
+        """Return rows with the column `self.column`, and their total size: bytes of files, or rows of a hub dataset.
+
+        The number of rows of a hub dataset may be unknown; the size is None then.
+        """
         if self.files is None:
             rows = hub.open_dataset(self.source, self.subset, self.split, self.revision)
             if rows.column_names is not None:
@@ -100,7 +105,7 @@ class Corpus:
             return rows, size
         kinds = {kind(name) for name in self.files}
         if len(kinds) > 1:
-            raise ValueError(f"source {self.source!r} mixes {' and '.join(sorted(kinds))} files; name one kind")
+            raise ValueError(f"source {self.source!r} mixes {' and '.join(sorted(kinds))} files; select one kind")
         starts = _starts(self.files)
         if self.source == JOINED:
             parts = _parts(starts, JOINED_BYTES)
@@ -114,10 +119,10 @@ class Corpus:
 
 
 class Documents(Iterator[str]):
-    """The documents of a corpus that have any text; each of several readers gets its own.
+    """Iterates over the documents of a corpus that contain text; each of several readers gets its own documents.
 
-    max_bytes: read the documents that begin within the first `max_bytes` of text.
-    position: of other Documents of the same corpus and readers; continues after the last document they returned.
+    max_bytes: read only documents that begin within the first `max_bytes` of text.
+    position: the position of an earlier iteration over the same corpus with as many readers, which is continued.
     """
 
     def __init__(
@@ -137,17 +142,17 @@ class Documents(Iterator[str]):
         if position is not None:
             self._rows.load_state_dict(position["rows"])
             self._row, self._bytes = position["row"], position["bytes"]
-        # Not iter(): in a worker of a DataLoader it would split the rows among workers a second time.
+        # Not iter(), which would split the rows among DataLoader workers a second time.
         self._iterator = ({name: values[0] for name, values in row.items()} for row in self._rows.iter(1))
 
     @property
     def position(self) -> dict[str, Any]:
-        """The place after the last document, as JSON: the place in the files, and the rows and bytes of text before."""
+        """The position after the last document, as JSON: position in the files, rows and bytes of text read so far."""
         return {"rows": self._rows.state_dict(), "row": self._row, "bytes": self._bytes}
 
     @property
     def fraction(self) -> float | None:
-        """The share of the corpus, or of max_bytes, that has been read; None if its size is not known."""
+        """The fraction of the corpus, or of max_bytes, that has been read; None if the size is unknown."""
         of_limit = self._bytes / self._max_bytes if self._max_bytes else 0.0
         if not self._size:
             return of_limit or None
@@ -155,7 +160,7 @@ class Documents(Iterator[str]):
 
     @property
     def bytes(self) -> int:
-        """The bytes of text that were read so far."""
+        """The number of bytes of text that have been read."""
         return self._bytes
 
     @property
@@ -165,7 +170,7 @@ class Documents(Iterator[str]):
 
     @property
     def empty(self) -> bool:
-        """Whether no text was found so far."""
+        """Whether no text has been found so far."""
         return self._bytes == 0
 
     def __iter__(self) -> "Documents":
@@ -187,45 +192,45 @@ class Documents(Iterator[str]):
             return next(self._iterator)
         except StopIteration:
             raise
-        except Exception as error:  # the libraries that download raise all kinds
+        except Exception as error:  # libraries that download raise many kinds
             if self._corpus.files is not None:
                 raise
             raise ConnectionError(f"source {self._corpus.source!r}, after {self._row} rows: {error}") from error
 
     def _text(self, row: dict) -> tuple[str, int]:
-        """Return the document, and its size in bytes."""
+        """Return the document of a row, and its size in bytes."""
         source, column = self._corpus.source, self._corpus.column
         if column not in row:
             raise missing_column(f"source {source!r}", column, row)
         text = row[column]
-        if text is None:  # as in datasets that others made
+        if text is None:  # some datasets contain empty rows
             return "", 0
         if not isinstance(text, str):
             raise ValueError(f"source {source!r}, row {self._row}: {column!r} is {text!r}, not text")
         try:
             return text, len(text.encode())
-        except UnicodeEncodeError:  # JSON may hold halves of a surrogate pair
+        except UnicodeEncodeError:  # JSON may contain one half of a surrogate pair
             text = text.encode("utf-8", "replace").decode()
             return text, len(text.encode())
 
 
 def held_out(text: str, fraction: float) -> bool:
-    """Return whether a document belongs to the validation split: a function of its text alone."""
+    """Return whether a document belongs to the validation split; this depends only on its text."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest) < fraction * 2**64
 
 
 def _starts(files: Sequence[str]) -> list[int]:
-    """Return the bytes of all files before each one, and of all."""
+    """Return the cumulative size of the files: the bytes before each one, and at the end the bytes of all."""
     return [0, *itertools.accumulate(storage.info(name).size for name in files)]
 
 
 def _parts(starts: Sequence[int], size: int) -> list[tuple[int, int]]:
-    """Return first and end of successive files that have about `size` bytes together.
+    """Return (first, end) of groups of consecutive files with about `size` bytes each.
 
     Args:
-        starts: as `_starts` returns them.
-        size: at which a new part begins: with the first file from every multiple of it on.
+        starts: the result of `_starts`.
+        size: a new group begins with the first file that starts at or after each multiple of `size`.
     """
     numbers = np.array(starts[:-1]) // size
     cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
@@ -233,7 +238,7 @@ def _parts(starts: Sequence[int], size: int) -> list[tuple[int, int]]:
 
 
 def fingerprint(files: Iterable[str]) -> str:
-    """Return a hash of names, sizes and times; contents are not read, because they may be terabytes."""
+    """Return a hash of names, sizes and modification times. The contents, perhaps terabytes, are not read."""
     entries = [(name, *storage.info(name)) for name in files]
     return hashlib.blake2b(repr(entries).encode(), digest_size=16).hexdigest()
 
@@ -257,7 +262,7 @@ def local_files(source: str) -> list[str] | None:
 
 
 def _python_files(*schemes: str) -> list[str]:
-    """Return Python sources, without tests, in the folders that `sysconfig` knows by these names."""
+    """Return the Python sources, without tests, in the folders with these names in `sysconfig`."""
     files = set()
     for root in map(sysconfig.get_path, schemes):
         for folder, subfolders, names in os.walk(root):

@@ -1,6 +1,6 @@
-"""Documents to token ids, in this process or in several, in order.
+"""Encoding of documents as token ids, in order, in this process or in several.
 
-Worker processes import this file and what unpickling a tokenizer needs, nothing slower.
+Worker processes import only this file and what unpickling a tokenizer needs, so that they start fast.
 """
 
 import copy
@@ -19,13 +19,13 @@ import numpy as np
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# The threads that encode do not survive a fork: a forked rank has to encode without them, or it waits forever. The
-# library would do this too, but prints a warning for every DataLoader worker.
+# The tokenizer's threads do not survive a fork, and a forked rank that used them would wait forever. The library
+# switches them off after a fork too, but prints a warning for every DataLoader worker.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
 
-AHEAD = 4  # chunks that wait, per process: enough to keep all busy
+AHEAD = 4  # queued chunks per process, enough to keep all of them busy
 
 
 class HasTexts(Protocol):
@@ -36,7 +36,7 @@ Chunk = TypeVar("Chunk", bound=HasTexts)
 
 
 class Encoded(NamedTuple):
-    tokens: np.ndarray  # [sum of lengths], uint16 or uint32: all documents, each closed by the end-of-text token
+    tokens: np.ndarray  # [sum of lengths], uint16 or uint32: all documents, each followed by the end-of-text token
     lengths: np.ndarray  # [documents], int64
 
 
@@ -45,21 +45,21 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def vocab_size(tokenizer: "PreTrainedTokenizerBase") -> int:
-    """Return one more than the largest id (ids may have gaps)."""
+    """Return the largest token id plus one; ids may have gaps."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 class Encoder:
-    """Documents to token ids, each followed by the end of text and without other special tokens. Can be pickled.
+    """Encodes documents as token ids, each document followed by the end-of-text token. It can be pickled.
 
-    The name of a special token within a document is ordinary text.
+    No other special tokens are added, and the name of a special token within a document is encoded as ordinary text.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase"):
         self.end_of_text: int = tokenizer.eos_token_id
         self.vocab_size = vocab_size(tokenizer)
         self._tokenizer = tokenizer
-        if tokenizer.is_fast:  # its core directly: twice as fast as through transformers
+        if tokenizer.is_fast:  # calling its Rust core directly is twice as fast as through transformers
             self._tokenizer = copy.deepcopy(tokenizer.backend_tokenizer)
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
@@ -67,9 +67,9 @@ class Encoder:
         self._is_fast = tokenizer.is_fast
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each document alone."""
+        """Return the token ids of each document, without the end-of-text token."""
         if self._is_fast:
-            # encode_batch_fast, which finds no offsets, took 0.9 to 1.6 times as long from one process to the next
+            # not encode_batch_fast, which omits offsets but took 0.9 to 1.6 times as long, depending on the process
             return [encoding.ids for encoding in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
         options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
         return self._tokenizer(list(texts), split_special_tokens=True, **options)["input_ids"]
@@ -89,12 +89,12 @@ class Encoder:
 
 
 def encode_in_order(chunks: Iterable[Chunk], encoder: Encoder, processes: int) -> Iterator[tuple[Chunk, Encoded]]:
-    """Return every chunk with the tokens of its texts, in order.
+    """Yield every chunk with the tokens of its texts, in order.
 
     Args:
-        chunks: with the texts.
-        encoder: copied to the processes.
-        processes: how many; 0: this one, with threads.
+        chunks: chunks of texts.
+        encoder: the encoder, which is copied to the processes.
+        processes: number of processes; 0 means this process, with threads.
     """
     if processes == 0:
         for chunk in chunks:
@@ -122,8 +122,8 @@ def encode_in_order(chunks: Iterable[Chunk], encoder: Encoder, processes: int) -
 def _start_worker(encoder: Encoder) -> None:
     global _encode_here
     _encode_here = encoder
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread per process
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the main process, which ends this one
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # use one thread per process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the main process ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

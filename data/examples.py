@@ -1,4 +1,4 @@
-"""Prompts and responses as tokens, of which only the responses are learnt."""
+"""Examples of prompts and responses as tokens; only the responses are trained on."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,19 +15,19 @@ from data.task import IGNORE
 
 
 class Example(NamedTuple):
-    tokens: np.ndarray  # int32 [length], the last one the end of text
-    scored: np.ndarray  # bool [length], which are learnt
+    tokens: np.ndarray  # int32 [length]; the last one is the end-of-text token
+    scored: np.ndarray  # bool [length], True for tokens to train on
 
 
 def encode(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, where: str) -> Example:
-    """Return an example as tokens; errors name it by `where`."""
+    """Return an example as tokens; `where` describes it in error messages."""
     tokens, scored = [], []
     for text, of_response in _pieces(row, tokenizer, where):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         tokens += ids
         scored += [of_response] * len(ids)
     if not any(scored):
-        raise ValueError(f"{where}: there is no response to learn")
+        raise ValueError(f"{where} has no response to train on")
     if tokens[-1] != tokenizer.eos_token_id:
         tokens.append(tokenizer.eos_token_id)
         scored.append(True)
@@ -35,14 +35,14 @@ def encode(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, where: st
 
 
 def _pieces(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, where: str) -> Iterator[tuple[str, bool]]:
-    """Return the text of an example in parts, and whether each is a response.
+    """Return the text of an example in parts, each with whether it is a response.
 
-    A prompt ends where the template has a model answer, so that training and generation tokenise it alike.
+    A prompt ends where the chat template starts a generated answer, so that it is tokenised as in generation.
     """
     messages = _messages(row, where)
     if tokenizer.chat_template is None:
         if "messages" in row:
-            raise ValueError(f"{where} has messages, and the tokenizer no chat template: set data.chat_template=FILE")
+            raise ValueError(f"{where} has messages, but the tokenizer no chat template: set data.chat_template=FILE")
         yield from ((message["content"], message["role"] == "assistant") for message in messages)
         return
     done = ""
@@ -73,12 +73,12 @@ def _messages(row: Mapping[str, Any], where: str) -> list[dict[str, str]]:
         raise ValueError(f"{where} has {', '.join(row)}: expected prompt and response, or messages")
     for message in messages:
         if not (isinstance(message, Mapping) and isinstance(message.get("content"), str) and message.get("role")):
-            raise ValueError(f"{where}: {message!r} is no message: expected a role and a content that is text")
+            raise ValueError(f"{where}: {message!r} is not a message: expected a role and a content, both strings")
     return [dict(message) for message in messages]
 
 
 def read_examples(name: str, subset: str | None, split: str, revision: str | None) -> Iterable[dict[str, Any]]:
-    """Return the rows of files of JSON lines, or of a dataset of the hub."""
+    """Return the rows of JSON lines files, or of a dataset on the hub."""
     files = local_files(name)
     if files is None:
         return hub.open_dataset(name, subset, split, revision)
@@ -86,18 +86,18 @@ def read_examples(name: str, subset: str | None, split: str, revision: str | Non
 
 
 class ExampleRows(Dataset):
-    """Maps row numbers [B] to a batch; each row holds one example, or, `packed`, as many in order as fit.
+    """Maps row numbers [B] to a batch. Each row contains one example or, if `packed`, as many in order as fit.
 
-    The target of a position is the next token. An example begins after an end-of-text token, as documents do. What it
-    has beyond `context_length` is cut off, and an example is left out if that is all of its response.
+    The target of a position is the next token. Like a document, an example starts after an end-of-text token. Tokens
+    beyond `context_length` are cut off; an example is omitted if this removes its whole response.
 
     Args:
-        tokens: of all examples.
-        scored: bool, which of them are learnt.
-        lengths: tokens of each example.
-        context_length: tokens of a row.
-        packed: several examples in a row, and `reset` where each begins.
-        end_of_text: the token.
+        tokens: the concatenated tokens of all examples.
+        scored: bool, True for tokens to train on.
+        lengths: number of tokens of each example.
+        context_length: number of tokens per row.
+        packed: put several examples into a row, with `reset` where each starts.
+        end_of_text: the id of the end-of-text token.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class ExampleRows(Dataset):
         self._first = self._first_examples(self._ends - self._starts)
 
     def _first_examples(self, lengths: np.ndarray) -> np.ndarray:
-        """Return the first example of each row, and the number of examples at the end."""
+        """Return the index of the first example of each row, and at the end the number of examples."""
         first, used = [], self._length + 1
         for number, length in enumerate(lengths.tolist()):
             if not self._packed or used + length > self._length:
@@ -151,7 +151,7 @@ class ExampleRows(Dataset):
         return batch | {"reset": torch.from_numpy(reset)} if self._packed else batch
 
     def prompts(self, number: int) -> list[torch.Tensor]:
-        """Return what the first rows have before their first response, each int64 [tokens]; at most `number`."""
+        """Return the prompts at the start of the first rows, at most `number`, each int64 [tokens]."""
         batch = self[range(min(number, len(self)))]
         ends = (batch["labels"] != IGNORE).int().argmax(dim=1) + 1
         return [tokens[:end] for tokens, end in zip(batch["input_ids"], ends, strict=True)]

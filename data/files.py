@@ -1,8 +1,8 @@
-"""Rows of files as `datasets` reads them: JSON lines or plain text, compressed or not, and parquet.
+"""Rows of files, read by `datasets`: JSON lines or plain text, compressed or not, and parquet.
 
-Each file is opened by itself, so that an error can name it and documents of text end with it. JSON lines are read as
-lines of text: the reader of JSON in `datasets` ends where a column that nobody asked for changes its type, makes texts
-of numbers, and does not tell which line is broken (measured in docs/dev/log.md, "Reading files by datasets").
+Each file is opened separately, so that errors can name it and text documents end with it. JSON lines are read as lines
+of text, because the JSON reader of `datasets` fails if the type of an unused column changes, turns numbers into
+strings, and does not report the number of a broken line (docs/dev/log.md, "Reading files by datasets").
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from datasets import Features, IterableDataset, Value
 
-READ = "bytes_read"  # key of a row: bytes, as stored, of what has been read so far
+READ = "bytes_read"  # key of a row: number of stored bytes read so far
 DOCUMENT_CHARS = 16 * 1024
 ROWS_AT_ONCE = 256
 LINES = Features({"line": Value("string")})
@@ -22,13 +22,13 @@ COMPRESSED = r"\.(?:gz|bz2|xz|zst)"
 JSON_LINES = re.compile(rf"\.jsonl?({COMPRESSED})?$")
 TABLES = re.compile(rf"\.[ct]sv({COMPRESSED})?$")
 
-Rows = Iterator[tuple[dict, int]]  # row, and characters of text that it takes in the file; 0: not known
+Rows = Iterator[tuple[dict, int]]  # a row, and its number of characters in the file; 0 if unknown
 
 
 def read_rows(files: list[str], starts: list[int], column: str) -> Iterator[dict]:
     """Return rows {column: text, READ: bytes}; `starts` are the bytes of all files before each file.
 
-    What compressed files and parquet have is counted after their end, because their readers do not tell it.
+    Bytes of compressed files and parquet are only counted at the end of each file, because readers do not report them.
     """
     for name, read in zip(files, starts, strict=True):
         compressed = re.search(rf"{COMPRESSED}$", name)
@@ -40,8 +40,10 @@ def read_rows(files: list[str], starts: list[int], column: str) -> Iterator[dict
 
 
 def read_joined(groups: list[list[str]], ends: list[int], column: str) -> Iterator[dict]:
-    """Return rows as `read_rows` does, each the text files of a group, each file after a line with its name; `ends` are
-    the bytes of all files up to the end of each group."""
+    """Return rows as in `read_rows`, each with all text files of a group, which are preceded by lines with their names.
+
+    `ends` are the bytes of all files up to the end of each group.
+    """
     for names, end in zip(groups, ends, strict=True):
         yield {column: "".join(map(_named_text, names)), READ: end}
 
@@ -53,7 +55,7 @@ def _named_text(name: str) -> str:
 def read_json_lines(name: str) -> Iterator[dict]:
     """Return the objects of a file of JSON lines, compressed or not."""
     if kind(name) != "JSON lines":
-        raise ValueError(f"{name} is no file of JSON lines: expected .jsonl or .json, compressed or not")
+        raise ValueError(f"{name} is not a JSON lines file: expected .jsonl or .json, compressed or not")
     return (row for row, _ in _json_lines(name, ""))
 
 
@@ -62,7 +64,7 @@ def kind(name: str) -> str:
     if name.endswith(".parquet"):
         return "parquet"
     if TABLES.search(name):
-        raise ValueError(f"{name} is a table, which is not read as text: convert it to parquet or JSON lines")
+        raise ValueError(f"{name} is a table and cannot be read as text: convert it to parquet or JSON lines")
     return "JSON lines" if JSON_LINES.search(name) else "text"
 
 
@@ -72,18 +74,18 @@ def missing_column(where: str, column: str, columns: Iterable[str]) -> ValueErro
 
 @contextlib.contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Add the file's name to the errors of all compressions and storages."""
+    """Add the name of the file to the errors of all compressions and storages."""
     try:
         yield
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{name} cannot be read: {reason}; if it is cut off or damaged, get it again") from error
+        raise ValueError(f"{name} cannot be read: {reason}; if it is damaged, download it again") from error
 
 
 def _values(name: str, rows: IterableDataset) -> Iterator:
     """Return the values of the first column of a file."""
     with _naming(name):
-        # Not iter(): in a worker of a DataLoader it would split the rows among workers a second time.
+        # Not iter(), which would split the rows among DataLoader workers a second time.
         for batch in rows.with_format("arrow").iter(ROWS_AT_ONCE):
             yield from batch.column(0).to_pylist()
 
@@ -95,7 +97,7 @@ def _lines(name: str) -> Iterator[str]:
 
 
 def _text(name: str, column: str) -> Rows:
-    """Return pieces of about DOCUMENT_CHARS that end at line ends; a line is cut only if it is longer."""
+    """Return parts of about DOCUMENT_CHARS that end at line ends; only longer lines are split."""
     document, size = [], 0
     for line in _lines(name):
         start = 0
@@ -117,7 +119,7 @@ def _json_lines(name: str, column: str) -> Rows:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{name}, line {number} is not JSON: {error}; is the file whole?") from error
+            raise ValueError(f"{name}, line {number} is not JSON: {error}; is the file complete?") from error
         if not isinstance(row, dict):
             raise ValueError(f"{name}, line {number} is not a JSON object: {line[:80].strip()}")
         yield row, len(line)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-LARGEST = 1024  # elements; a model has an output for each
+LARGEST = 1024  # largest number of elements; a model has one output for each
 
 
 def group_table(group: str | Sequence[Sequence[int]]) -> np.ndarray:
-    """Return the multiplication table of a group: entry [x, y] is the number of the element x y.
+    """Return the multiplication table of a group, whose entry [x, y] is the index of the element x y.
 
     Args:
-        group: a name, as `cyclic_60`, `dihedral_15` (30 elements), `symmetric_4` or `alternating_5`; a direct product
-            of such, as `alternating_4*cyclic_5`; a file of the table (.csv or .npy); or the table itself.
+        group: a name, such as `cyclic_60`, `dihedral_15` (30 elements), `symmetric_4` or `alternating_5`; a direct
+            product of these, such as `alternating_4*cyclic_5`; a file with the table (.csv or .npy); or the table.
 
     Returns:
         int64 [elements, elements].
@@ -35,7 +35,7 @@ def group_table(group: str | Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def group_name(group: str | Sequence[Sequence[int]]) -> str:
-    """Return the name of the results of a group's word problem."""
+    """Return the name under which results of a group's word problem are stored."""
     return Path(group).stem if isinstance(group, str) else f"group_of_{len(group)}"
 
 
@@ -54,14 +54,14 @@ def _named(name: str) -> np.ndarray:
     turns = np.arange(n)
     if family == "cyclic":
         return (turns[:, None] + turns) % n
-    # Elements are r^k, then r^k s, where s r = r^-1 s.
+    # The elements are r^k, followed by r^k s, where s r = r^-1 s.
     flipped, turn = np.divmod(np.arange(2 * n), n)
     return (turn[:, None] + np.where(flipped, -1, 1)[:, None] * turn) % n + n * (flipped[:, None] ^ flipped)
 
 
 @cache
 def symmetric_group(degree: int, even: bool = False) -> np.ndarray:
-    """Return the table of all (or all even) permutations in lexicographic order: the index of p q, first q then p.
+    """Return the table of all (or all even) permutations in lexicographic order; p q means first q, then p.
 
     Returns:
         int64 [elements, elements].
@@ -74,26 +74,26 @@ def symmetric_group(degree: int, even: bool = False) -> np.ndarray:
 
 
 def _direct_product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the table of pairs (x, y), numbered x * len(second) + y."""
+    """Return the table of the pairs (x, y), whose index is x * len(second) + y."""
     if len(first) * len(second) > LARGEST:
         raise ValueError(f"a product of groups of {len(first)} and {len(second)} has more than {LARGEST} elements")
     return np.kron(first, np.ones_like(second)) * len(second) + np.tile(second, first.shape)
 
 
 def _checked(table: np.ndarray, origin: str) -> np.ndarray:
-    """Return a table as int64, or say why it is not that of a group."""
+    """Return a table as int64; raise ValueError with the reason if it is not that of a group."""
     if table.ndim != 2 or table.shape[0] != table.shape[1]:
         raise ValueError(f"{origin}: a multiplication table is square, got the shape {list(table.shape)}")
     size = len(table)
     if size > LARGEST:
-        raise ValueError(f"{origin}: {size} elements; at most {LARGEST} are served")
+        raise ValueError(f"{origin}: {size} elements; at most {LARGEST} are supported")
     everything = np.arange(size)
     if not (np.sort(table, axis=0) == everything[:, None]).all() or not (np.sort(table, axis=1) == everything).all():
         raise ValueError(f"{origin}: every row and column of a group's table holds 0 ... {size - 1} once each")
     table = table.astype(np.int64)
     if not any((table[e] == everything).all() and (table[:, e] == everything).all() for e in everything):
         raise ValueError(f"{origin}: no element leaves all others as they are, so this is not a group")
-    for x in everything:  # n^2 at a time: n^3 do not fit
+    for x in everything:  # n^2 products at a time, because n^3 would not fit in memory
         wrong = np.argwhere(table[table[x]] != table[x][table])
         if len(wrong):
             y, z = wrong[0]

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: datasets, and a quick check that something is there."""
+"""The Hugging Face hub: datasets, and a quick check that a repository exists."""
 
 import datasets
 import huggingface_hub
@@ -15,10 +15,9 @@ def offline() -> bool:
 
 
 def check(kind: str, name: str, revision: str | None = None) -> str | None:
-    """Return the commit that `revision` (None: the newest) of a "dataset" or "tokenizer" is now; None when working
-    offline.
+    """Return the commit of `revision` (None: the newest) of a "dataset" or "tokenizer"; None when working offline.
 
-    Called before the real requests, which retry for half a minute when there is no network.
+    This is called before the real requests, which would retry for half a minute without a network.
     """
     if offline():
         return None
@@ -42,8 +41,7 @@ def check(kind: str, name: str, revision: str | None = None) -> str | None:
 
 
 def open_dataset(name: str, subset: str | None, split: str, revision: str | None) -> datasets.IterableDataset:
-    """Return a dataset's rows, read while they are used; with HF_HUB_OFFLINE those that `datasets.load_dataset`
-    downloaded before."""
+    """Return the streamed rows of a dataset; with HF_HUB_OFFLINE, those that `datasets.load_dataset` has downloaded."""
     check("dataset", name, revision)
     try:
         found = datasets.load_dataset(name, subset, split=split, revision=revision, streaming=not offline())

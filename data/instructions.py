@@ -1,4 +1,4 @@
-"""Instruction data: prompts and responses, of which only the responses are learnt."""
+"""Instruction data: prompts and responses, of which only the responses are trained on."""
 
 import hashlib
 import json
@@ -25,33 +25,33 @@ from data.manifest import TOKENIZER, TRAIN, VALIDATION
 from data.module import ResumableDataModule, check_at_least
 from data.task import IGNORE
 
-EXAMPLES = "examples.npz"  # written last: a folder that has it is complete
+EXAMPLES = "examples.npz"  # written last, so that a folder that contains it is complete
 FORMAT = 1
 
 
 class Instructions(ResumableDataModule):
-    """Rows of examples from JSON lines or a dataset of the hub: input_ids, labels and perhaps reset.
+    """Batches of examples from JSON lines files or a hub dataset: input_ids, labels and, if packed, reset.
 
     An example is {"prompt": ..., "response": ...} or {"messages": [{"role": ..., "content": ...}, ...]}. Labels are the
-    tokens of responses, or of the assistant's messages, and the end of text; all others are IGNORE. Messages are
-    written by the tokenizer's chat template, as in generation; so are prompts, where there is one. Without one, a
-    response follows its prompt as it is.
+    tokens of responses, or of the assistant's messages, and the end-of-text token; all others are IGNORE. Messages, and
+    prompts if the tokenizer has a chat template, are formatted by this template, as in generation. Without a template,
+    the response is appended to the prompt as it is.
 
     Args:
         source: a file or glob of JSON lines, or the name of a dataset on the hub.
-        subset, split, revision: of a hub dataset.
-        val_split: other files or another split to validate on; None holds out `val_fraction` of the examples.
-        val_fraction: chosen by a hash of their text.
-        max_val_blocks: evaluate on at most this many rows; None takes all.
-        tokenizer: a folder or a name on the hub.
-        chat_template: a file with a Jinja template in place of the tokenizer's own, which is kept with it.
-        context_length: tokens of a row. What an example has beyond it is cut off.
+        subset, split, revision: those of a hub dataset.
+        val_split: other files, or another split, to validate on; None holds out `val_fraction` of the examples.
+        val_fraction: fraction of the examples to hold out, selected by a hash of their text.
+        max_val_blocks: largest number of rows to evaluate on; None means all.
+        tokenizer: a folder, or a name on the hub.
+        chat_template: a file with a Jinja template that replaces that of the tokenizer, and is saved with it.
+        context_length: number of tokens per row. Longer examples are cut off.
         reset_at_documents: True packs several examples into a row and resets the state before each; False gives each
-            a row of its own.
+            example its own row.
         batch_size: rows per device.
         cache_dir: folder for the tokens.
-        seed: of the order of the rows, new in every epoch.
-        num_workers: processes that load batches.
+        seed: seed of the order of the rows, which changes with every epoch.
+        num_workers: number of processes that load batches.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ("perplexity", "bits_per_byte")
@@ -94,7 +94,7 @@ class Instructions(ResumableDataModule):
         self.context_length = context_length
         self.reset_at_documents = reset_at_documents
         self.cache_dir = Path(cache_dir)
-        self.tokenizer: PreTrainedTokenizerBase | None = None  # of the folder, by setup()
+        self.tokenizer: PreTrainedTokenizerBase | None = None  # loaded from the folder by setup()
 
     @property
     def vocab_size(self) -> int:
@@ -136,8 +136,8 @@ class Instructions(ResumableDataModule):
     def _prepare(self) -> None:
         if tokenization.trained_size(self._tokenizer_name) is not None:
             raise ValueError(
-                f"tokenizer={self._tokenizer_name}: instructions train no tokenizer; begin with a model that has one "
-                "(init_from=...), or name one"
+                f"tokenizer={self._tokenizer_name}: no tokenizer can be trained on instructions; start from a model "
+                "that has one (init_from=...), or name one"
             )
         tokenizer = tokenization.load(self._tokenizer_name)
         if self._template is not None:
@@ -162,7 +162,7 @@ class Instructions(ResumableDataModule):
             np.savez(file, **arrays)
 
     def _sources(self) -> Iterator[tuple[str, str, bool | None]]:
-        """Return what to read: a name, its split on the hub, and whether it is for validation; None: some of it."""
+        """Return the sources: name, split on the hub, and whether it is for validation (None: a part of it)."""
         if not self.val_split:
             yield self.source, self.split, None
             return
@@ -196,17 +196,17 @@ class Instructions(ResumableDataModule):
         return self.evaluation_loader(self.val_data, min(size, self.max_val_blocks or size))
 
     def samples(self, number: int, length: int) -> list[torch.Tensor]:
-        """Return validation prompts, whole, whatever the length asked for."""
+        """Return complete validation prompts, whatever their length."""
         return self.val_data.prompts(number)
 
     @cached_property
     def bytes_per_label(self) -> float:
-        """The bytes of text that a scored validation label stands for on average."""
+        """The average number of bytes of text per scored validation label."""
         labels = self.val_data[range(len(self.val_data))]["labels"]
         return float(tokenization.token_bytes(self.tokenizer)[labels[labels != IGNORE].numpy()].mean())
 
     def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
-        """Return perplexity and bits per byte of the responses held out."""
+        """Return perplexity and bits per byte of the held-out responses."""
         metrics = trainer.validate(module, datamodule=self, verbose=False)[0]
         return {name: metrics[f"val/{name}"] for name in self.metrics}
 

@@ -1,4 +1,4 @@
-"""Consecutive windows of a long sequence, in the same row of consecutive batches, for models that carry states."""
+"""Lanes, for models that carry states: consecutive windows of a text in the same row of consecutive batches."""
 
 from collections.abc import Sequence
 
@@ -10,15 +10,15 @@ from torch.utils.data import Dataset
 def lane_order(lanes: int, length: int) -> np.ndarray:
     """Return the order in which `lanes` x `length` windows are read: the first of each lane, then the second of each.
 
-    Lane i is the windows i * length ... (i + 1) * length - 1.
+    Lane i consists of the windows i * length ... (i + 1) * length - 1.
     """
     return np.arange(lanes * length).reshape(lanes, length).T.ravel()
 
 
 class Lanes(Dataset):
-    """A dataset of consecutive windows, cut into lanes of `length` windows.
+    """A dataset of consecutive windows, divided into lanes of `length` windows.
 
-    Batches also have continues, bool [B]: True where a window follows the one before it, False where a lane begins.
+    Its batches also contain continues, bool [B]: False for the first window of a lane, otherwise True.
     """
 
     def __init__(self, dataset: Dataset, length: int) -> None:

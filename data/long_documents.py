@@ -1,4 +1,4 @@
-"""Long documents in consecutive windows, from their beginnings on."""
+"""Long documents as consecutive windows, starting at their beginnings."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,18 +15,20 @@ _READ_AT_ONCE = 2**24  # tokens
 
 
 class LongDocuments(Dataset):
-    """Maps indices [B] of windows to a batch: input_ids and labels, int64 [B, WINDOW]; `position`, that of the first
-    label in the document; `begins`, True where the model starts without a state.
+    """Maps indices [B] of windows to a batch.
 
-    Window i of document d has the index d * windows + i; a batch has windows of the same i. The first input of a
-    document is the end-of-text token, as in generation, and the first label its first token.
+    A batch contains input_ids and labels, int64 [B, WINDOW]; `position`, the position of the first label in its
+    document; and `begins`, True if the model starts without a state. Window i of document d has the index
+    d * windows + i, and all windows of a batch have the same i. As in generation, the first input of a document is the
+    end-of-text token, and the first label is the first token of the document.
 
     Args:
-        folder: of prepared tokens.
-        split: of the manifest.
-        length: tokens to read of each document, a multiple of WINDOW; shorter documents are left out.
-        limit: the largest number of documents.
-        context: tokens after which the model starts without a state again, a multiple of WINDOW; None: never.
+        folder: folder of prepared tokens.
+        split: name of the split in the manifest.
+        length: number of tokens read from each document, a multiple of WINDOW; shorter documents are omitted.
+        limit: largest number of documents.
+        context: number of tokens after which the model starts without a state again, a multiple of WINDOW; None means
+            never.
     """
 
     def __init__(self, folder: Path, split: str, length: int, limit: int, context: int | None = None) -> None:
@@ -68,7 +70,7 @@ class LongDocuments(Dataset):
         return blocks_to_batch(blocks, None) | {"position": position, "begins": begins}
 
     def _read(self, document: int, window: int) -> np.ndarray:
-        """Return the tokens of a window and the one before it [WINDOW + 1]."""
+        """Return the tokens of a window and the token before it [WINDOW + 1]."""
         path, start = self._starts[document]
         first = start + int(window) * WINDOW
         if window:
@@ -78,7 +80,7 @@ class LongDocuments(Dataset):
 
 
 def _documents(path: Path, dtype: np.dtype, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return where the documents of a file start, and how many tokens they have without their end-of-text token."""
+    """Return the start of each document in a file, and its number of tokens without the end-of-text token."""
     ends, read = [np.empty(0, np.int64)], 0
     while (tokens := np.fromfile(path, dtype, _READ_AT_ONCE, offset=read * dtype.itemsize)).size:
         ends.append(np.flatnonzero(tokens == end) + read)

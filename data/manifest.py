@@ -1,11 +1,12 @@
-"""manifest.json of a folder of prepared tokens: what it was made from, what it holds, whether it is complete.
+"""The manifest.json in a folder of prepared tokens: their origin, the files, and whether they are complete.
 
-The folder holds the tokenizer, and shards: train-00000.bin, validation-00000.bin, train-00001.bin ... Each is a flat
-array of tokens, documents one after the other, each closed by the end-of-text token. Shard k of both splits comes from
-the same stretch of the corpus; a split that has nothing there has no file.
+The folder contains the tokenizer and the shards train-00000.bin, validation-00000.bin, train-00001.bin, and so on. Each
+shard is a flat array of tokens: documents one after the other, each followed by the end-of-text token. Shard k of both
+splits comes from the same part of the corpus; a split without documents there has no file.
 
-A large corpus is cut into sections of whole files, which several machines can prepare at the same time. Each has a
-folder with its own shards and manifest, section-00000/ ...; the manifest above lists all shards when all are there.
+A large corpus is divided into sections of whole files, which several machines can prepare at the same time. Each has
+its own folder with shards and manifest, section-00000/ and so on; when all are complete, the manifest of the corpus
+lists all shards.
 """
 
 import hashlib
@@ -23,9 +24,9 @@ from data import storage
 from data.atomic_file import replacing
 
 TRAIN, VALIDATION = "train", "validation"
-TOKENIZER = "tokenizer"  # the folder of the tokenizer
+TOKENIZER = "tokenizer"  # name of the tokenizer's folder
 REMEDY = "delete this file: the next start, or `python -m scripts.prepare_data`, makes it again and keeps the others"
-VERIFIED_AT_ONCE = 4  # files
+VERIFIED_AT_ONCE = 4  # number of files
 
 
 @dataclass(frozen=True)
@@ -40,20 +41,20 @@ class ShardFile:
 @dataclass(frozen=True)
 class Shard:
     files: dict[str, ShardFile]  # by split
-    end: dict[str, Any]  # where the next shard begins in the corpus
-    section: int | None = None  # in a manifest of several sections: the section of the shard,
-    number: int | None = None  # and its number in the section
+    end: dict[str, Any]  # position in the corpus where the next shard begins
+    section: int | None = None  # in a manifest of several sections, the section of the shard
+    number: int | None = None  # and the number of the shard in the section
 
 
 @dataclass(frozen=True)
 class Manifest:
     identity: dict[str, Any]  # the source, tokenizer and options that the tokens are made from
-    hash: str  # of the identity; also in the folder's name
+    hash: str  # hash of the identity, also part of the folder's name
     revision: str | None  # commit of a hub dataset
     tokenizer: dict[str, Any]  # name, sha256 of its files, vocab_size, end_of_text (token id)
     dtype: str
     versions: dict[str, str]
-    complete: bool = False  # false: there are more shards to write
+    complete: bool = False  # whether all shards have been written
     sections: int = 1
     shards: list[Shard] = field(default_factory=list)
 
@@ -95,7 +96,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """Return what the file holds; raise FileNotFoundError, or ValueError if it is damaged."""
+        """Read the manifest of a folder; raise FileNotFoundError if there is none, or ValueError if it is damaged."""
         file = folder / "manifest.json"
         try:
             fields = json.loads(file.read_text())
@@ -109,15 +110,14 @@ class Manifest:
 
     @classmethod
     def read_if_there(cls, folder: Path) -> "Manifest | None":
-        """Return what the file holds; None if there is none."""
+        """Read the manifest of a folder; return None if there is none."""
         try:
             return cls.read(folder)
         except FileNotFoundError:
             return None
 
     def missing(self, folder: Path) -> list[int]:
-        """Return the numbers of shards that lack a file; raise ValueError for a file of another size than it should
-        have."""
+        """Return the numbers of the shards that lack a file; raise ValueError for a file of the wrong size."""
         missing, found = [], storage.sizes(folder)
         for number, split, file in self._files():
             name, expected = self._path(folder, split, number), file.tokens * np.dtype(self.dtype).itemsize
@@ -129,7 +129,7 @@ class Manifest:
         return list(dict.fromkeys(missing))
 
     def verify(self, folder: Path) -> None:
-        """Check every file against its sha256, with a progress bar; raise ValueError for one that has changed."""
+        """Check the sha256 of every file, with a progress bar; raise ValueError for a file that has changed."""
         files = list(self._files())
 
         def read(number: int, split: str) -> tuple[Path, str]:

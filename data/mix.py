@@ -1,4 +1,4 @@
-"""Language modelling on several texts, each with a share of the samples."""
+"""Language modelling on a weighted mix of several texts."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -16,15 +16,18 @@ from data.text import Text
 
 
 class Mix(StreamingDataModule):
-    """Blocks of several `data.text.Text`, in a random order in which each has a share of the samples by its weight.
+    """Blocks of several `data.text.Text` in a random order, with a fraction of the samples proportional to its weight.
 
-    A source that ends begins again, in a new order. All have the tokenizer of the first source, on which `bpe:...`
-    trains it. Validation joins that of all sources; an evaluation also reports the perplexity on each.
+    A source that ends starts again, in a new order. All sources share the tokenizer of the first one; `bpe:...` trains
+    it on that source. Validation covers all sources, and an evaluation also reports the perplexity on each.
 
     Args:
         sources: by name, a positive `weight` and the source's own arguments of `Text`: `source`, `column`, `subset`,
             `split`, `val_split`, `revision`, `max_bytes`.
-        shared: the other arguments of `Text`, the same for all.
+        batch_size: blocks per device.
+        num_workers: number of processes that load batches.
+        seed: seed of all random orders.
+        shared: the other arguments of `Text`, which all sources share.
     """
 
     may_change = Text.may_change
@@ -41,7 +44,7 @@ class Mix(StreamingDataModule):
     ):
         super().__init__(batch_size, num_workers, seed)
         if not sources:
-            raise ValueError("sources is empty: name some, as in data.sources.web.source=... data.sources.web.weight=3")
+            raise ValueError("sources is empty: add some, as in data.sources.web.source=... data.sources.web.weight=3")
         self.texts: dict[str, Text] = {}
         weights = []
         for name, own in sources.items():
@@ -50,13 +53,13 @@ class Mix(StreamingDataModule):
             del options["weight"]
             self.texts[name] = Text(**options)
         self.weights = weights
-        Schedule(weights, [seed])  # raises for weights that it cannot keep
+        Schedule(weights, [seed])  # raises ValueError for impossible weights
         self._first, *self._others = self.texts.values()
         if self._first.stateful or self._first.eval_length:
             raise ValueError("stateful=true and eval_length are for one text: blocks of a mix do not follow each other")
         self.streaming = self._first.streaming
-        self.folder = self._first.cache_dir  # in which each source has a folder
-        self.tokenizer: PreTrainedTokenizerBase | None = None  # set by setup(), as sizes are
+        self.folder = self._first.cache_dir  # contains a folder for each source
+        self.tokenizer: PreTrainedTokenizerBase | None = None  # set by setup(), like the sizes
 
     def take_tokenizer(self, saved: Path) -> None:
         for text in self.texts.values():
@@ -79,7 +82,7 @@ class Mix(StreamingDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         self._first.setup(stage)
-        self._share_tokenizer()  # prepare_data is called by one process alone
+        self._share_tokenizer()  # again, because prepare_data is called by one process only
         for text in self._others:
             text.setup(stage)
         self.tokenizer = self._first.tokenizer
@@ -108,7 +111,7 @@ class Mix(StreamingDataModule):
 
     @cached_property
     def bytes_per_label(self) -> float:
-        """The bytes of text that a validation label stands for on average, over all sources."""
+        """The average number of bytes of text per validation label, over all sources."""
         blocks = [len(text.val_data) for text in self.texts.values()]
         sizes = [text.bytes_per_label for text in self.texts.values()]
         return sum(number * size for number, size in zip(blocks, sizes, strict=True)) / sum(blocks)
@@ -119,7 +122,7 @@ class Mix(StreamingDataModule):
     def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
         """Return perplexity and bits per byte on all validation blocks, and on those of each source."""
         whole = _scores(trainer.validate(module, datamodule=self, verbose=False)[0])
-        trainer.logger = None  # in which val/loss is that on all
+        trainer.logger = None  # whose val/loss is that of all sources
         of_each = {
             name: _scores(trainer.validate(module, datamodule=text, verbose=False)[0])
             for name, text in self.texts.items()

@@ -1,4 +1,4 @@
-"""Several sources as one: which of them each sample is taken from, by weights, and blocks in that order."""
+"""A weighted mix of several sources: which source each sample comes from, and the blocks in that order."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -12,14 +12,14 @@ from data.packing import PackedBlocks
 from data.permutation import Permutation
 from data.streaming import StreamedBlocks
 
-PERIOD = 4096  # samples in which each source has its share, rounded to whole samples
+PERIOD = 4096  # number of samples in which each source has its fraction, rounded to whole samples
 
 
 class Schedule:
     """Maps the number of a sample to its source, and to its number among the samples of that source.
 
-    In every PERIOD samples each source comes as often as its weight says, in a new random order. So the source of any
-    sample is computed without those before it.
+    In every PERIOD samples each source occurs in proportion to its weight, in a new random order. The source of a
+    sample can therefore be computed without going through all samples before it.
     """
 
     def __init__(self, weights: Sequence[float], seed: Sequence[int]):
@@ -34,7 +34,7 @@ class Schedule:
         self._order = lru_cache(4)(self._draw)
 
     def _draw(self, period: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the sources of a period, and for each the number of earlier samples of it there, int64 [PERIOD]."""
+        """Return the source of each sample of a period and its number among those of its source, int64 [PERIOD]."""
         sources = np.random.default_rng([*self.seed, period]).permutation(
             np.repeat(np.arange(len(self.counts)), self.counts)
         )
@@ -44,7 +44,7 @@ class Schedule:
         return sources, earlier
 
     def __call__(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return source and number of each sample, int64 [samples]."""
+        """Return the source of each sample and its number in the source, both int64 [samples]."""
         sources, numbers = np.empty(len(samples), np.int64), np.empty(len(samples), np.int64)
         periods, places = np.divmod(samples, PERIOD)
         for period in np.unique(periods):
@@ -54,7 +54,7 @@ class Schedule:
             numbers[now] = self.counts[sources[now]] * period + earlier[places[now]]
         return sources, numbers
 
-    def __getstate__(self) -> dict[str, Any]:  # for workers, without the cache
+    def __getstate__(self) -> dict[str, Any]:  # workers do not get the cache
         return {"counts": self.counts, "seed": self.seed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ class Schedule:
 
 
 class MixedBlocks(Dataset):
-    """Maps sample numbers [B] to a batch; a source that begins again has a new random order."""
+    """Maps sample numbers [B] to a batch; a source that starts again gets a new random order."""
 
     def __init__(self, sources: Sequence[PackedBlocks], schedule: Schedule, seed: int):
         self.sources = sources
@@ -92,9 +92,9 @@ class MixedBlocks(Dataset):
 
 
 class MixedStream:
-    """Endless batches whose samples come from streams of single blocks, as a schedule says.
+    """Endless batches whose samples are taken from streams of single blocks according to a schedule.
 
-    Each batch carries under "position" the number of samples up to its end, and the places in all streams.
+    The "position" of each batch is the number of samples up to its end, and the positions in all streams.
     """
 
     def __init__(self, streams: Sequence[StreamedBlocks], schedule: Schedule, batch_size: int, position: dict | None):

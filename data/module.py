@@ -1,4 +1,4 @@
-"""What all DataModules share: loaders whose place in the training data goes into the checkpoint."""
+"""The base class of all DataModules, which stores its position in the training data in checkpoints."""
 
 import signal
 import time
@@ -17,23 +17,25 @@ from data.task import IGNORE
 
 
 def check_at_least(least: int, **values: int | None) -> None:
-    """Raise ValueError for a value that is less; None stands for no limit."""
+    """Raise ValueError if a value is less than `least`; None means no limit and is allowed."""
     for name, value in values.items():
         if value is not None and value < least:
             raise ValueError(f"{name}={value} must be at least {least}")
 
 
 def outlive_signals(worker: int) -> None:
-    """Ignore Ctrl-C, SIGUSR1 and the first SIGTERM in a process that loads data. Terminals and SLURM send them to all
-    processes of a run, and training needs batches to finish its step. A second SIGTERM ends the process: PyTorch sends
-    it to clean up."""
+    """Ignore Ctrl-C, SIGUSR1 and the first SIGTERM in a process that loads data.
+
+    Terminals and SLURM send these signals to all processes of a run, but training still needs batches to finish its
+    step. A second SIGTERM ends the process, because PyTorch sends it to clean up.
+    """
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
 
 
 class _Padded(Dataset):
-    """A dataset whose samples from `size` on have no labels."""
+    """A dataset in which samples from index `size` on have no labels."""
 
     def __init__(self, dataset: Dataset, size: int) -> None:
         self.dataset, self.size = dataset, size
@@ -41,12 +43,12 @@ class _Padded(Dataset):
     def __getitem__(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
         missing = np.asarray(indices) >= self.size
         batch = self.dataset[np.asarray(indices) % self.size]
-        # a copy: labels may share memory with the inputs
+        # a copy, because labels may share memory with the inputs
         return batch | {"labels": batch["labels"].masked_fill(torch.from_numpy(missing)[:, None], IGNORE)}
 
 
 class TimedLoader(DataLoader):
-    """A DataLoader that counts the seconds for which training waits for batches, in `waited`."""
+    """A DataLoader whose attribute `waited` counts the seconds that training waits for batches."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -62,19 +64,19 @@ class TimedLoader(DataLoader):
 
 
 class ResumableDataModule(L.LightningDataModule):
-    """A DataModule that resumes with the next batch, also in the middle of an epoch.
+    """A DataModule that resumes with the next batch, even in the middle of an epoch.
 
-    Its state is the position in the training data: the number of samples that all ranks together have trained on.
-    Use it with `Trainer(use_distributed_sampler=False)`: its samplers know their rank.
+    Its state is the position in the training data, the number of samples that all ranks together have trained on. It
+    needs `Trainer(use_distributed_sampler=False)`, because its samplers distribute the samples over the ranks.
     """
 
     distributes_itself = True
-    # Arguments that may differ when a run is resumed. The position in the data depends on all others.
+    # Arguments that may differ when a run is resumed. The position in the data depends on all other arguments.
     may_change: ClassVar[frozenset[str]] = frozenset({"batch_size", "num_workers", "seed"})
 
     def __init__(self, batch_size: int, num_workers: int, seed: int):
         super().__init__()
-        # Lightning's guesses are wrong for these loaders: they resume, and a batch takes a fraction of a ms.
+        # Lightning wrongly warns that these loaders cannot resume, and that they need more workers.
         for text in ("your dataloader is not resumable", "does not have many workers"):
             warnings.filterwarnings("ignore", message=f".*{text}", module="lightning")
         check_at_least(1, batch_size=batch_size)
@@ -82,18 +84,18 @@ class ResumableDataModule(L.LightningDataModule):
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.seed = seed
-        self._position: Any = 0  # after the batch that training took last
-        self._position_before: Any = 0  # before the first batch of its optimizer step
-        self._step: int | None = None  # which has begun; None before the first
+        self._position: Any = 0  # position after the latest training batch
+        self._position_before: Any = 0  # position before the first batch of the current optimizer step
+        self._step: int | None = None  # the current optimizer step; None before the first
         self._sampler: ResumableSampler | None = None
 
     @property
     def epoch_progress(self) -> tuple[int, int] | None:
-        """The batches of this epoch that each rank has taken, and those of the whole epoch; None without epochs."""
+        """The number of batches of this epoch used by each rank, and of the whole epoch; None without epochs."""
         return None if self._sampler is None else self._sampler.epoch_progress
 
     def prepare_part(self, part: int, parts: int) -> int:
-        """Prepare the share of one of several machines; return how many sections are not finished by any of them."""
+        """Prepare the share of one of several machines; return the number of sections that no machine has finished."""
         raise ValueError(f"part={part}/{parts}: {type(self).__name__} is not prepared in parts; leave part out")
 
     @property
@@ -111,7 +113,7 @@ class ResumableDataModule(L.LightningDataModule):
     def training_loader(self, dataset: Dataset, size: int | None, lane: int | None = None) -> DataLoader:
         """Return batches in the order of a ResumableSampler; `dataset` maps an array of indices to a batch.
 
-        With `lane`, each row of an optimizer step reads lanes of so many consecutive samples.
+        With `lane`, each row of an optimizer step reads lanes of `lane` consecutive samples.
         """
         self._sampler = ResumableSampler(
             size,
@@ -127,11 +129,11 @@ class ResumableDataModule(L.LightningDataModule):
         return self._loader(Lanes(dataset, lane) if lane else dataset, self._sampler)
 
     def evaluation_loader(self, dataset: Dataset, size: int, run: int | None = None) -> DataLoader:
-        """Return samples 0 ... size-1 in order; the last batch may be shorter. Ranks take turns sample by sample, and
-        all have the same number of batches, which collectives need: a rank without samples left has some without
-        labels.
+        """Return samples 0 ... size-1 in order; the last batch may be shorter.
 
-        With `run`, samples follow each other in runs of this length, and each row of a batch is a lane of whole runs.
+        Samples are dealt to the ranks in turn. All ranks have the same number of batches, as collectives require; a
+        rank that runs out of samples gets samples without labels. With `run`, samples form runs of this length, and
+        each row of consecutive batches is a lane of whole runs.
         """
         if run:
             rows = min(self.batch_size, -(-size // (run * self.world_size)))
@@ -143,7 +145,7 @@ class ResumableDataModule(L.LightningDataModule):
         return self._loader(_Padded(dataset, size), BatchSampler(own, self.batch_size, drop_last=False))
 
     def _loader(self, dataset: Dataset, batches: ResumableSampler | BatchSampler | list) -> "TimedLoader":
-        # With batch_size=None the dataset gets all indices of a batch in one call.
+        # With batch_size=None, the dataset is called once with all indices of a batch.
         return TimedLoader(
             dataset,
             sampler=batches,
@@ -154,7 +156,7 @@ class ResumableDataModule(L.LightningDataModule):
         )
 
     def on_before_batch_transfer(self, batch: dict, dataloader_idx: int) -> dict:
-        # Lightning calls this with the batch that training takes now; workers have fetched others ahead.
+        # Lightning calls this for the batch that training uses next; workers have already fetched later ones.
         if self.trainer.training:
             if self._step != self.trainer.global_step:
                 self._step, self._position_before = self.trainer.global_step, self._position
@@ -167,7 +169,7 @@ class ResumableDataModule(L.LightningDataModule):
         return self._position + self.batch_size * self.world_size
 
     def state_dict(self) -> dict[str, Any]:
-        broken_off = self.trainer is not None and self.trainer.global_step == self._step  # by an exception
+        broken_off = self.trainer is not None and self.trainer.global_step == self._step  # an exception ended the step
         return {"position": self._position_before if broken_off else self._position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from data import storage
 from data.manifest import REMEDY, TRAIN, VALIDATION, Manifest
 
-COUNTED_TOKENS = 2**26  # enough for the frequencies of tokens
+COUNTED_TOKENS = 2**26  # number of tokens from which their frequencies are estimated
 _ADVICE = {
     TRAIN: "use more text or a smaller data.context_length",
     VALIDATION: "hold out more documents with data.val_fraction=0.2 (each 16 KiB of a .txt file count as one), name "
@@ -19,11 +19,10 @@ _ADVICE = {
 
 
 def blocks_to_batch(blocks: np.ndarray, reset_at: int | None) -> dict[str, torch.Tensor]:
-    """Return input_ids and labels, int64 [B, T], from blocks of tokens [B, T+1]: the target of a position is the next
-    token.
+    """Return input_ids and labels, int64 [B, T], of blocks of tokens [B, T+1]; each label is the next token.
 
-    With a token `reset_at`, also return reset, bool [B, T]: True where the token is an input. As a label the token ends
-    a document; as an input it begins the next one, as in generation.
+    With an end-of-text token `reset_at`, also return reset, bool [B, T], True where this token is the input. As a
+    label, the token ends a document; as an input, it starts the next one, as in generation.
     """
     tokens = torch.from_numpy(blocks.astype(np.int64))
     batch = {"input_ids": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
@@ -33,9 +32,9 @@ def blocks_to_batch(blocks: np.ndarray, reset_at: int | None) -> dict[str, torch
 
 
 class PackedBlocks(Dataset):
-    """Maps block indices [B] to a batch. Block i of a shard is its tokens i*T ... i*T+T, so each is a label once.
+    """Maps block indices [B] to a batch. Block i of a shard is its tokens i*T ... i*T+T, so that each is a label once.
 
-    The rest of a shard, fewer than T tokens, is not used. Blocks are numbered through all shards of the split.
+    The remaining tokens of a shard, fewer than T, are not used. Blocks are numbered across all shards of the split.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class PackedBlocks(Dataset):
         return self.length
 
     def label_counts(self) -> np.ndarray:
-        """Return how often each token is a label among the first COUNTED_TOKENS, int64 [vocabulary]."""
+        """Return the number of occurrences of each token among the first COUNTED_TOKENS labels, int64 [vocabulary]."""
         counts = np.zeros(self._vocab_size, np.int64)
         at_once = max(1, 2**20 // self.context_length)
         for start in range(0, min(self.length, -(-COUNTED_TOKENS // self.context_length)), at_once):
@@ -73,7 +72,7 @@ class PackedBlocks(Dataset):
         return blocks_to_batch(self._read(indices), self._reset_at)
 
     def _read(self, indices: Sequence[int]) -> np.ndarray:
-        """Return blocks [B, T+1]. Files are not mapped into memory: a truncated file is an error, not a crash."""
+        """Return blocks [B, T+1]. Files are not memory-mapped, so that a truncated file is an error, not a crash."""
         indices = np.asarray(indices)
         shards = np.searchsorted(self._ends, indices, side="right")
         numbers = indices - np.concatenate([[0], self._ends])[shards]

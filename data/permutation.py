@@ -1,4 +1,4 @@
-"""A random order that is computed place by place, so that it takes no memory for any number of samples."""
+"""A random permutation that is computed element by element, and needs no memory for any number of samples."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ ROUNDS = 6
 
 
 class Permutation:
-    """A pseudo-random permutation of range(size), drawn by a seed.
+    """A pseudo-random permutation of range(size), determined by a seed.
 
-    A Feistel network over the next larger power of four; what falls outside of the range is encrypted again until it
-    falls inside (cycle walking: Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002).
+    It is a Feistel network over the next larger power of four. Values outside of the range are encrypted again until
+    they fall inside (cycle walking: Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002).
     """
 
     def __init__(self, size: int, seed: Sequence[int]):
@@ -21,7 +21,7 @@ class Permutation:
         self._keys = np.random.default_rng(seed).integers(0, 2**64, ROUNDS, dtype=np.uint64)
 
     def __call__(self, places: np.ndarray) -> np.ndarray:
-        """Return the samples at these places of the order, int64."""
+        """Return the samples at these positions of the order, int64."""
         found = self._encrypted(np.asarray(places).astype(np.uint64))
         while (outside := found >= self.size).any():
             found[outside] = self._encrypted(found[outside])
@@ -35,7 +35,7 @@ class Permutation:
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Return numbers whose bits each depend on all bits of the given ones (the finaliser of SplitMix64)."""
+    """Return hashed numbers in which each bit depends on all bits of the input (the finaliser of SplitMix64)."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))

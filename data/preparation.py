@@ -1,6 +1,6 @@
-"""A corpus tokenised once, into shards. After an interruption it continues after the last whole shard.
+"""Tokenisation of a corpus into shards. After an interruption, it continues after the last complete shard.
 
-A large corpus is cut into sections that are prepared independently: one after the other by one process, or by several
+A large corpus is divided into sections that are prepared independently, by one process after one another or by several
 machines that share a folder, with the same result.
 """
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def prepare(recipe: Recipe, cache_dir: Path, processes: int) -> Path:
-    """Make or finish the tokens of a recipe, and return their folder.
+    """Prepare the tokens of a recipe, or finish their preparation; return their folder.
 
     The result does not depend on the number of processes or machines, nor on interruptions.
     """
@@ -38,18 +38,18 @@ def prepare(recipe: Recipe, cache_dir: Path, processes: int) -> Path:
 
 
 def prepare_part(recipe: Recipe, cache_dir: Path, processes: int, part: int, parts: int) -> int:
-    """Do the work of one of several machines, and return how many sections are still unfinished on all of them.
+    """Do the work of one of several machines; return the number of sections that no machine has finished yet.
 
     Args:
-        recipe: what to make, in `recipe.folder(cache_dir)`.
-        cache_dir: shared by all machines.
-        processes: that tokenise; 0: this one, with threads.
-        part: the number of this machine, which prepares every `parts`-th section from this one on.
-        parts: machines that share the work.
+        recipe: what to prepare, in `recipe.folder(cache_dir)`.
+        cache_dir: folder that all machines share.
+        processes: number of processes that tokenise; 0 means this process, with threads.
+        part: number of this machine; it prepares the sections part, part + parts, part + 2 parts, and so on.
+        parts: number of machines that share the work.
     """
     _check_script()
     folder = recipe.folder(cache_dir)
-    if _is_whole(folder):  # before the lock: the folder may be another user's
+    if _is_whole(folder):  # before taking the lock, because the folder may belong to another user
         return 0
     cache_dir.mkdir(parents=True, exist_ok=True)
     with _naming_a_full_disk():
@@ -85,8 +85,8 @@ def load_tokenizer(manifest: Manifest, folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _check_script() -> None:
-    """Raise where a new process would run the script that started it, and wait for a lock that its parent holds."""
-    if getattr(current_process(), "_inheriting", False):  # multiprocessing checks this too, but after the lock
+    """Raise RuntimeError in a child process that runs the script of its parent again, and would wait for its lock."""
+    if getattr(current_process(), "_inheriting", False):  # multiprocessing checks this too, but only after the lock
         raise RuntimeError(
             'tokenising starts processes that import this script: put what it runs under `if __name__ == "__main__":`, '
             "or set prepare_processes=0"
@@ -134,7 +134,7 @@ def _begin(recipe: Recipe, folder: Path) -> Manifest:
 
 
 def _join(folder: Path, manifest: Manifest) -> int:
-    """Write the manifest of all sections when all are whole; return how many are not."""
+    """Write the manifest of all sections if all are complete; return how many are not."""
     places = [section_folder(folder, number) for number in range(manifest.sections)]
     if left := sum(not _is_whole(place) for place in places):
         return left
@@ -152,7 +152,7 @@ def _join(folder: Path, manifest: Manifest) -> int:
 def _prepare_section(
     section: Section, folder: Path, begun: Manifest, processes: int, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Write the remaining shards of a folder, and those whose files were deleted."""
+    """Write the remaining shards of a section, and those whose files were deleted."""
     manifest = Manifest.read_if_there(folder) or begun
     missing = manifest.missing(folder)
     if not missing and manifest.complete:
@@ -176,7 +176,7 @@ def _write_remaining(section: Section, folder: Path, manifest: Manifest, encoder
         while shard := write_shard(folder, len(manifest.shards), chunks, size, progress):
             manifest = manifest.with_shard(shard)
             manifest.write(folder)
-            if progress.disable:  # no terminal: a line per shard for the log file
+            if progress.disable:  # without a terminal, print a line per shard for the log file
                 speed = (manifest.tokens - tokens) / (time.perf_counter() - since)
                 log.info("%s: %.4g tokens, %.3g/s", folder.name, manifest.tokens, speed)
     replace(manifest, complete=True).write(folder)

@@ -1,4 +1,4 @@
-"""What prepared tokens are made from: corpora, tokenizer and options, and the order in which documents are read."""
+"""Recipes of prepared tokens: corpora, tokenizer and options, and the order in which documents are read."""
 
 import hashlib
 import json
@@ -16,12 +16,12 @@ from data import tokenization
 from data.corpora import Corpus, Documents, held_out
 from data.manifest import TRAIN, VALIDATION
 
-SECTION_BYTES = 2**31  # of files as stored, or of a hub dataset
+SECTION_BYTES = 2**31  # size of stored files, or of a hub dataset, per section
 SHARD_TOKENS = 2**27  # 256 MiB at 2 bytes each; a killed process loses at most this much work
-CHUNK_CHARS = 2**20  # tokenised in one call
-TOKENIZER_BYTES = 64 * 2**20  # of text that a tokenizer is trained on
+CHUNK_CHARS = 2**20  # characters tokenised in one call
+TOKENIZER_BYTES = 64 * 2**20  # size of the text that a tokenizer is trained on
 FORMAT = 3  # version of the folder's layout and of how text is cut into documents
-READABLE = 40  # characters of the source in the folder's name
+READABLE = 40  # number of characters of the source's name in that of the folder
 
 
 @dataclass
@@ -29,9 +29,9 @@ class Chunk:
     """Documents that are tokenised together."""
 
     texts: list[str]
-    splits: list[str]  # of each text
-    end: dict[str, Any]  # the place in the corpus after them
-    fraction: float | None  # of the corpus that has been read after them
+    splits: list[str]  # the split of each text
+    end: dict[str, Any]  # position in the corpus after these documents
+    fraction: float | None  # fraction of the corpus that has been read after these documents
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Section:
     """Documents that are prepared one after the other."""
 
     name: str
-    parts: list[tuple[Corpus, Callable[[str], str]]]  # corpora, and what returns the split of a document
-    max_bytes: int | None = None  # of text, of each corpus
-    val_tokens: int | None = None  # not None: validation documents only
+    parts: list[tuple[Corpus, Callable[[str], str]]]  # corpora, each with a function from documents to their split
+    max_bytes: int | None = None  # largest number of bytes of text per corpus
+    val_tokens: int | None = None  # if set, read only validation documents
 
     def chunks(self, start: dict[str, Any] | None) -> Iterator[Chunk]:
-        """Return all documents from the end of an earlier chunk on; None begins with the first."""
+        """Yield all documents after the end of an earlier chunk; None starts with the first document."""
         first = start["part"] if start else 0
         for part, (corpus, split) in enumerate(self.parts[first:], first):
             position = start["documents"] if start and part == first else None
@@ -72,21 +72,21 @@ class Section:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the tokens of a folder are made from."""
+    """Everything from which the tokens of a folder are made."""
 
     corpus: Corpus
-    val_corpus: Corpus | None  # None: `val_fraction` of the corpus's documents are held out instead
-    tokenizer: str  # as in data.tokenization
+    val_corpus: Corpus | None  # None: hold out `val_fraction` of the documents of `corpus` instead
+    tokenizer: str  # see `data.tokenization`
     val_fraction: float
-    max_bytes: int | None  # of text to read from each corpus, from the start; None: all
-    val_tokens: int | None  # prepare validation only, about this many tokens; None: prepare everything
+    max_bytes: int | None  # read only this many bytes of text from the start of each corpus; None: all
+    val_tokens: int | None  # prepare only about this many tokens of validation; None: prepare everything
 
     @cached_property
     def _tokenizer_identity(self) -> dict[str, str]:
-        return tokenization.identity(self.tokenizer)  # loads a tokenizer that is in a folder
+        return tokenization.identity(self.tokenizer)  # cached, because it may load a tokenizer from a folder
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that the tokens depend on, as JSON."""
+        """Return everything that the tokens depend on, in a form that JSON can represent."""
         return {
             "format": FORMAT,
             **self.corpus.identity(),
@@ -109,8 +109,7 @@ class Recipe:
         return cache_dir / f"{readable}-{self.hash()}"
 
     def at_revision(self, revision: str | None) -> "Recipe":
-        """Return the same recipe at a commit of the hub, so that an interrupted preparation continues with the same
-        data."""
+        """Return the same recipe at a commit of the hub, with which an interrupted preparation is continued."""
         if revision is None:
             return self
         corpora = {"corpus": self.corpus, "val_corpus": self.val_corpus}
@@ -123,13 +122,13 @@ class Recipe:
         return VALIDATION if held else TRAIN
 
     def whole(self) -> Section:
-        """Return everything that is to be read as one section."""
+        """Return everything as a single section."""
         return Section(self.corpus.source, self._parts([self.corpus]), self.max_bytes, self.val_tokens)
 
     def sections(self) -> list[Section]:
-        """Return the same in sections of about SECTION_BYTES.
+        """Return everything in sections of about SECTION_BYTES.
 
-        A corpus that is limited in size is one section, because its end depends on everything before it.
+        A corpus with limited size is a single section, because its end depends on everything before it.
         """
         if self.max_bytes is not None or self.val_tokens is not None:
             return [self.whole()]
@@ -141,7 +140,7 @@ class Recipe:
         return [Section(name, [part]) for name, part in zip(names, parts, strict=True)]
 
     def _parts(self, corpora: list[Corpus]) -> list[tuple[Corpus, Callable[[str], str]]]:
-        """Return the parts of a section, validation corpus first."""
+        """Return the parts of a section, with the validation corpus first."""
         parts: list[tuple[Corpus, Callable[[str], str]]] = [(corpus, self.split) for corpus in corpora]
         if not self.val_corpus:
             return parts

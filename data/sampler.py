@@ -1,4 +1,4 @@
-"""The order of training samples: the same for any number of workers and ranks, resumable at any batch."""
+"""The order of training samples, which is the same for any number of workers and ranks, and resumable at any batch."""
 
 from collections.abc import Iterator
 
@@ -9,18 +9,18 @@ from data.permutation import Permutation
 
 
 class ResumableSampler(Sampler[np.ndarray]):
-    """Yields the sample indices of one rank's batches, one array [batch_size] per batch, from sample `consumed` on.
+    """Yields the sample indices of one rank's batches, one array [batch_size] per batch, starting at `consumed`.
 
-    A global batch is `world_size * batch_size` consecutive samples of one global order; every rank takes its slice of
-    it. With a `size`, the order is a new permutation of range(size) in every epoch, drawn from (seed, epoch). An epoch
-    has whole optimizer steps, of `accumulate` global batches each; the remaining samples are dropped. With `size=None`
-    the order is 0, 1, 2, ... without end. With `lane`, a permutation of lanes of so many consecutive samples: every
-    sample of an optimizer step begins a lane, the following steps read these lanes to their ends, and then the next.
+    A global batch is `world_size * batch_size` consecutive samples of one global order, of which every rank takes its
+    slice. With a `size`, every epoch has a new permutation of range(size), drawn from (seed, epoch). An epoch consists
+    of whole optimizer steps of `accumulate` global batches; the remaining samples are dropped. With `size=None`, the
+    order is 0, 1, 2, ... without end. With `lane`, the order is a permutation of lanes of `lane` consecutive samples:
+    each row of an optimizer step starts a lane, the following steps read these lanes to their ends, and then new ones.
 
-    The state is `consumed`, the number of samples that training has taken on all ranks together. The training loop sets
+    The state is `consumed`, the number of samples that training has used on all ranks together. The training loop sets
     it, because workers fetch ahead. Iterating yields the rest of the current epoch; len() is that of a whole epoch. If
-    `consumed` is within a step, as after a run with steps of another size, the rest of this step is skipped, so that
-    all ranks have the same number of batches.
+    `consumed` lies within a step, as after a run with another step size, the rest of that step is skipped, so that all
+    ranks have the same number of batches.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ResumableSampler(Sampler[np.ndarray]):
 
     @property
     def epoch_progress(self) -> tuple[int, int] | None:
-        """The batches of this epoch that each rank has taken, and those of the whole epoch; None without epochs."""
+        """The number of batches of this epoch used by each rank, and of the whole epoch; None without epochs."""
         return None if self.size is None else (self.consumed % self._epoch_samples // self._global_batch, len(self))
 
     def __iter__(self) -> Iterator[np.ndarray]:

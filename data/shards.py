@@ -1,4 +1,4 @@
-"""Shards of tokens, written from documents that are tokenised in order."""
+"""Writing of shards of tokens from documents that are tokenised in order."""
 
 import contextlib
 import hashlib
@@ -18,14 +18,14 @@ Chunks = Iterator[tuple[Chunk, Encoded]]
 
 
 class OtherTokens(Exception):
-    """Files differ from those that were expected."""
+    """The written files differ from the expected ones."""
 
 
 @contextlib.contextmanager
 def encoded_chunks(
     section: Section, start: dict | None, validation: int, encoder: Encoder, processes: int
 ) -> Iterator[Chunks]:
-    """Return tokenised chunks from `start` on, a place before which there are `validation` tokens of validation."""
+    """Return tokenised chunks from the position `start` on; before it there were `validation` validation tokens."""
     if section.val_tokens is not None:
         processes = 0  # few tokens: reading ahead would take longer
     with contextlib.closing(encode_in_order(section.chunks(start), encoder, processes)) as encoded:
@@ -33,7 +33,7 @@ def encoded_chunks(
 
 
 def _until(enough: int, tokens: int, encoded: Chunks) -> Chunks:
-    """Return chunks until there are `enough` tokens; `tokens` were there before."""
+    """Yield chunks until there are `enough` tokens, of which `tokens` existed before."""
     while tokens < enough and (pair := next(encoded, None)):
         tokens += len(pair[1].tokens)
         yield pair
@@ -47,10 +47,12 @@ def write_shard(
     progress: tqdm,
     expected: dict[str, ShardFile] | None = None,
 ) -> Shard | None:
-    """Write the next shard, of `shard_tokens` tokens or up to a chunk more; return None if no chunks are left.
+    """Write the next shard of at least `shard_tokens` tokens; return it, or None if no chunks are left.
+
+    A shard ends with a chunk, so it may have up to a chunk more tokens; the last one may have fewer.
 
     Raises:
-        OtherTokens: the files would not be those `expected`; nothing is replaced.
+        OtherTokens: the files would differ from those of `expected`; nothing is replaced.
     """
     files: dict[str, _SplitWriter] = {}
     tokens, end = 0, None
@@ -76,7 +78,7 @@ def write_shard(
 
 
 class _SplitWriter:
-    """One split's file of a shard."""
+    """Writes the file of one split of a shard."""
 
     def __init__(self, file: BinaryIO):
         self._file = file

@@ -15,8 +15,8 @@ from data.tasks import get_task
 
 Supervision = Literal["per_position", "final"]
 
-# Samples are drawn in blocks, because setting up a generator takes longer than drawing a sequence. A sample is still a
-# function of its index: block index // BLOCK, row index % BLOCK.
+# Samples are drawn in blocks, because creating a generator takes longer than drawing a sequence. A sample is still a
+# function of its index: row index % BLOCK of block index // BLOCK.
 BLOCK = 128
 TRAIN, VALIDATION, TEST = range(3)  # distinct random streams
 
@@ -24,9 +24,9 @@ TRAIN, VALIDATION, TEST = range(3)  # distinct random streams
 class TaskSamples(Dataset):
     """Maps indices [B] to a batch of sequences of one task: input_ids and labels, int64 [B, max_length].
 
-    Lengths are uniform in min_length ... max_length, but over the first `curriculum` samples they are cut to a limit
-    that grows linearly from min_length to max_length. After the end of a sequence the input is 0 and the label -100.
-    All batches have the same width, so that compiled models see one shape.
+    Lengths are uniform in min_length ... max_length. During the first `curriculum` samples, they are limited to a
+    length that grows linearly from min_length to max_length. After the end of a sequence, inputs are 0 and labels
+    IGNORE. All batches have the same width, so that compiled models see one shape.
     """
 
     def __init__(
@@ -67,19 +67,19 @@ class TaskSamples(Dataset):
         tokens = np.where(padding, 0, tokens)
         labels = np.where(padding, IGNORE, labels)
         if self.supervision == "final":
-            last = self.max_length - 1 - (labels != IGNORE)[:, ::-1].argmax(axis=1)  # of the scored positions
+            last = self.max_length - 1 - (labels != IGNORE)[:, ::-1].argmax(axis=1)  # the last scored position
             labels = np.where(np.arange(self.max_length) == last[:, None], labels, IGNORE)
         return tokens, labels
 
 
 class StateTracking(ResumableDataModule):
-    """Endless training data of one task, and evaluation data of lengths beyond those of training.
+    """Endless training data of one task, and evaluation data that include longer sequences than those of training.
 
-    Training lengths are uniform in min_length ... max_length; with a curriculum the longest one grows from min_length
-    to max_length over the first `curriculum` training sequences, over all devices. `eval_lengths` are the edges of the
-    evaluation ranges: (40, 64, 256) gives 40-63 and 64-256, both ends included (`eval_ranges`). Validation has one
-    loader, uniform over all ranges; a test has one for the lengths of training, and one per range. Each evaluation
-    loader holds `eval_batches * batch_size` sequences.
+    Training lengths are uniform in min_length ... max_length. With a curriculum, the longest length grows from
+    min_length to max_length over the first `curriculum` training sequences of all devices together. `eval_lengths` are
+    the edges of the evaluation ranges: (40, 64, 256) gives 40-63 and 64-256, both ends included (`eval_ranges`).
+    Validation has one loader, with lengths uniform over all ranges. A test has one loader for the training lengths and
+    one per range. Each evaluation loader has `eval_batches * batch_size` sequences.
 
     A sample is a pure function of (seed, split, lengths, index). Training needs `Trainer(max_steps=...)`. `options` are
     those of the task (`data.tasks.FAMILIES`).
@@ -148,14 +148,19 @@ class StateTracking(ResumableDataModule):
         return self.task.chance
 
     def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
-        """Return the accuracy at the last position: at lengths of training, for each evaluation range and each of its
-        lengths, and as `accuracy` the mean of the ranges, weighted by their numbers of lengths."""
+        """Return accuracies at the last position.
+
+        They are given for the training lengths, for each evaluation range and for each of its lengths; `accuracy` is
+        the mean of the ranges, weighted by their numbers of lengths.
+        """
         trainer.test(module, datamodule=self, verbose=False)
         return self.report(module.test_sequences)
 
     def report(self, sequences: torch.Tensor) -> dict[str, Any]:
-        """Return what `evaluate` does, from rows of `training.evaluation_metrics.last_answers`; of rows of training
-        lengths alone, what these say."""
+        """Return the result of `evaluate` for rows of `training.evaluation_metrics.last_answers`.
+
+        If there are only rows of training lengths, the result contains only their accuracy.
+        """
         loader, length, right = sequences.unbind(dim=1)
         parts = []
         for index, lengths in enumerate(self._test_lengths):
@@ -179,7 +184,7 @@ class StateTracking(ResumableDataModule):
         }
 
     def training_batches(self, number: int) -> dict[str, torch.Tensor]:
-        """Return the first batches of training on one device, each of [number, B, T], as int16."""
+        """Return the first `number` training batches for one device, as int16 tensors [number, B, T]."""
         samples = self._samples(TRAIN, self.min_length, self.max_length, self.curriculum)
         at_once = max(1, BLOCK // self.batch_size) * self.batch_size  # a part of a block takes the time of the whole
         total = number * self.batch_size

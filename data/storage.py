@@ -1,4 +1,4 @@
-"""Files on a disk, or on any storage that fsspec knows by a URL, such as s3://bucket/folder or gs://bucket/folder."""
+"""Files on a disk or on any storage that fsspec supports by a URL, such as s3://bucket/folder or gs://bucket/folder."""
 
 import tempfile
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ VERSIONS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified",
 
 class Info(NamedTuple):
     size: int  # bytes
-    version: Any  # which changes with the content
+    version: Any  # changes with the content
 
 
 def is_url(name: object) -> bool:
@@ -22,16 +22,16 @@ def is_url(name: object) -> bool:
 
 
 def path(name: str | Path) -> Path:
-    """Return a Path, or for a URL a UPath, which has the same methods."""
+    """Return a Path or, for a URL, a UPath, which has the same methods."""
     if not is_url(name):
         return Path(name)
-    from upath import UPath  # for URLs alone
+    from upath import UPath  # only needed for URLs
 
     return UPath(name)
 
 
 def find(pattern: str) -> list[str]:
-    """Return the files that a URL names or, as a glob, matches, in sorted order."""
+    """Return the files of a URL, which may be a glob, in sorted order."""
     system, inner = fsspec.url_to_fs(pattern)
     found = {inner: {"type": "file"}} if system.isfile(inner) else system.glob(inner, detail=True)
     return sorted(system.unstrip_protocol(name) for name, about in found.items() if about["type"] == "file")
@@ -47,7 +47,7 @@ def info(name: str) -> Info:
 
 
 def sizes(folder: Path) -> dict[str, int]:
-    """Return the sizes in bytes of all files below a folder, by their names relative to it."""
+    """Return the sizes in bytes of all files below a folder, by their relative names."""
     if not is_url(folder):
         files = (file for file in folder.rglob("*") if file.is_file())
         return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
@@ -56,7 +56,7 @@ def sizes(folder: Path) -> dict[str, int]:
 
 
 def read_ranges(files: Sequence[Path], starts: Sequence[int], size: int) -> list[bytes]:
-    """Return `size` bytes of each file from its start on, fewer where the file ends; URLs are read concurrently."""
+    """Return `size` bytes of each file from its start on, or fewer if the file ends; URLs are read concurrently."""
     if not is_url(files[0]):
         found = []
         for file, start in zip(files, starts, strict=True):
@@ -69,13 +69,15 @@ def read_ranges(files: Sequence[Path], starts: Sequence[int], size: int) -> list
 
 
 def lock(name: Path) -> AbstractContextManager:
-    """Return a lock that processes share on a disk. Elsewhere there is none: files appear whole, and all processes
-    write the same."""
+    """Return a lock between processes for a name on a disk.
+
+    Remote storage has no locks. None is needed there: files appear complete, and all processes write the same content.
+    """
     return nullcontext() if is_url(name) else FileLock(name)
 
 
 def local_folder(folder: Path) -> Path:
-    """Return a local folder; for a URL that exists, a copy on this machine that lasts as long as the process."""
+    """Return a local folder; for a URL, a copy on this machine that exists as long as the process."""
     if not is_url(folder) or not folder.exists():
         return folder
     if str(folder) not in _copies:

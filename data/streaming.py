@@ -1,4 +1,4 @@
-"""Batches of blocks made while a corpus is read, without storing it."""
+"""Batches of blocks that are tokenised while a corpus is read, without storing it."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -13,18 +13,19 @@ from data.encoding import Encoder, token_dtype
 from data.module import ResumableDataModule, TimedLoader, outlive_signals
 from data.packing import blocks_to_batch
 
-DOCUMENTS_AT_ONCE = 64  # encoded together
+DOCUMENTS_AT_ONCE = 64  # number of documents that are encoded together
 
 
 class StreamedBlocks:
-    """Endless batches from the documents of one reader; at the end of the corpus it begins again.
+    """Endless batches from the documents of one reader, which starts again at the end of the corpus.
 
     Blocks are shuffled within consecutive windows of `shuffle_blocks` blocks, rounded up to whole batches. Files and
-    documents are not shuffled. Each of several readers has its own documents: whole files if their number is a multiple
-    of that of the readers; otherwise every reader reads everything and keeps its share.
+    documents are not shuffled. Each of several readers has its own documents: whole files, if their number is a
+    multiple of the number of readers; otherwise every reader reads everything and keeps its share.
 
-    Each batch carries under "position" what a resumed run needs to continue after it: where its window begins in the
-    corpus, the tokens read before but not used, and how many batches of the window are taken. The window is read again.
+    The "position" of each batch is what a resumed run needs to continue after it: the position in the corpus where its
+    window starts, the tokens read before but not used, and the number of batches used of the window, which is read
+    again.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class StreamedBlocks:
         self.context_length = context_length
         self.window_batches = max(1, -(-shuffle_blocks // batch_size))
         self.shuffle = shuffle_blocks > 0
-        self.skip_fraction = skip_fraction  # of the documents, held out for validation
+        self.skip_fraction = skip_fraction  # fraction of the documents that are held out for validation
         self.reset_at = encoder.end_of_text if reset_at_documents else None
         self.seed = seed
         self.reader = reader
@@ -75,7 +76,7 @@ class StreamedBlocks:
             window, taken, tokens = window + 1, 0, tokens[window_tokens:]
 
     def _read(self, place: dict[str, Any] | None) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
-        """Return tokens without end from a place in the corpus on, each time with the place after them."""
+        """Yield tokens without end, starting at a position in the corpus, each time with the position after them."""
         while True:
             found = place is not None
             documents = Documents(self.corpus, reader=self.reader, readers=self.readers, position=place)
@@ -90,7 +91,7 @@ class StreamedBlocks:
             place = None
 
     def _batches(self, tokens: np.ndarray, window: int) -> Iterator[np.ndarray]:
-        """Return the batches of a window, tokens [batch_size, context_length + 1] each."""
+        """Yield the batches of a window, each of tokens [batch_size, context_length + 1]."""
         order = np.arange(self.window_batches * self.batch_size)
         if self.shuffle:
             order = np.random.default_rng([self.seed, self.reader, window]).permutation(order)
@@ -99,9 +100,9 @@ class StreamedBlocks:
 
 
 class InTurn(IterableDataset):
-    """Batches of several streams in turn, from stream `first` on; each worker of a loader reads one stream.
+    """Batches of several streams in turn, starting with stream `first`; each worker of a loader reads one stream.
 
-    Each batch carries the number of its stream under "stream".
+    The key "stream" of each batch is the number of its stream.
     """
 
     def __init__(self, streams: Sequence[Iterable[dict]], first: int):
@@ -116,16 +117,16 @@ class InTurn(IterableDataset):
 
 
 class StreamingDataModule(ResumableDataModule):
-    """A DataModule that may stream its training data: every worker of every rank reads its own documents.
+    """A DataModule that may stream its training data, with every worker of every rank reading its own documents.
 
-    The position of a rank is the places of its workers and which worker is next. Resuming needs the same number of
-    ranks and of workers.
+    The position of a rank consists of the positions of its workers and the number of the next worker. A resumed run
+    needs the same numbers of ranks and workers.
     """
 
     streaming: bool
 
     def stream(self, reader: int, readers: int, position: dict | None) -> Iterable[dict]:
-        """Return the batches of one of several readers, each with its position."""
+        """Return the batches of one of several readers, each with its position. Subclasses implement this."""
         raise NotImplementedError
 
     def stream_identity(self) -> dict[str, int | str]:
@@ -134,7 +135,7 @@ class StreamingDataModule(ResumableDataModule):
 
     @property
     def _workers(self) -> int:
-        return max(1, self.num_workers)  # without workers the main process is the one
+        return max(1, self.num_workers)  # without workers, the main process reads the only stream
 
     def streaming_loader(self) -> DataLoader:
         workers = self._workers

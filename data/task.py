@@ -1,4 +1,4 @@
-"""What a state-tracking task is, and the tasks that are known by name."""
+"""State-tracking tasks, and the registry of tasks by name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ import numpy as np
 
 from flashrnn.imports import imported
 
-IGNORE = -100  # label of a position that is not scored: torch's ignore_index
+IGNORE = -100  # label of a position that is not scored, PyTorch's ignore_index
 
 
 @dataclass(frozen=True)
 class Task:
-    """Sequences of tokens with a label at some positions.
+    """A task: random sequences of tokens with labels at some positions.
 
-    `draw` takes a generator and a shape [B, T], and returns tokens and labels of that shape, int64. The label of a
-    position is IGNORE, or depends on the tokens up to that position.
+    `draw` takes a random generator and a shape [B, T], and returns tokens and labels of this shape, both int64. The
+    label of a position is IGNORE, or depends only on the tokens up to that position.
     """
 
-    name: str  # in results
-    vocab_size: int  # tokens are 0 ... vocab_size-1
-    num_classes: int  # labels are 0 ... num_classes-1
+    name: str  # name under which results are stored
+    vocab_size: int  # tokens are 0 ... vocab_size - 1
+    num_classes: int  # labels are 0 ... num_classes - 1
     draw: Callable[[np.random.Generator, tuple[int, int]], tuple[np.ndarray, np.ndarray]]
-    shortest: int = 1  # number of first positions within which every sequence has a label
+    shortest: int = 1  # every sequence has a label within this number of positions
 
     @property
     def chance(self) -> float:
@@ -32,7 +32,7 @@ class Task:
         return 1 / self.num_classes
 
     def check(self) -> None:
-        """Draw a few sequences, and raise ValueError for a wrong shape, dtype, token or label."""
+        """Draw a few sequences; raise ValueError for a wrong shape, dtype, token or label."""
         shape = (16, 64)
         drawn = self.draw(np.random.default_rng(0), shape)
         if not (isinstance(drawn, tuple) and [type(part) for part in drawn] == [np.ndarray] * 2):
@@ -42,7 +42,7 @@ class Task:
             raise ValueError(f"task {self.name!r} drew shapes {tokens.shape}, {labels.shape} when asked for {shape}")
         labels = labels[labels != IGNORE]
         for kind, values, count in (("token", tokens, self.vocab_size), ("label", labels, self.num_classes)):
-            if values.dtype.kind not in "iub":  # others would be cut off to integers without an error
+            if values.dtype.kind not in "iub":  # other dtypes would be truncated to integers without an error
                 raise ValueError(f"task {self.name!r} drew {kind}s of dtype {values.dtype}: expected integers")
             wrong = values[(values < 0) | (values >= count)]
             if wrong.size:
@@ -53,17 +53,22 @@ TASKS: dict[str, Task] = {}
 
 
 def task(vocab_size: int, num_classes: int, shortest: int = 1) -> Callable[[Callable], Task]:
-    """Make the decorated function a task, registered under the function's name.
+    """Turn the decorated function `draw` into a task, registered under the name of the function.
+
+    Args:
+        vocab_size: number of tokens.
+        num_classes: number of labels.
+        shortest: every sequence has a label within this number of positions.
 
     Raises:
-        ValueError: a task of another module has this name, and results are stored by name.
+        ValueError: a task of another module has the same name, under which results are stored.
     """
 
     def register(draw: Callable) -> Task:
         made = Task(draw.__name__, vocab_size, num_classes, draw, shortest)
         if made.name in TASKS and (module := TASKS[made.name].draw.__module__) != draw.__module__:
-            raise ValueError(f"there is a task {made.name!r} in {module}: give that of {draw.__module__} another name")
-        draw.__qualname__ += ".draw"  # where pickle finds it for processes that load data
+            raise ValueError(f"{module} has a task {made.name!r} already: give that of {draw.__module__} another name")
+        draw.__qualname__ += ".draw"  # lets pickle find it, for processes that load data
         TASKS[made.name] = made
         return made
 
@@ -80,10 +85,10 @@ def task_family(make: Callable[..., Task]) -> Callable[..., Task]:
 
 
 def get_task(name: str, **options: Any) -> Task:
-    """Return a registered task, the task that "module.name" imports, or the task of a family with these options.
+    """Return a registered task, the task that "module.name" refers to, or a task of a family with these options.
 
     Raises:
-        ValueError: there is no such task, or it does not have these options.
+        ValueError: there is no such task, or it does not accept these options.
     """
     if name in FAMILIES:
         try:

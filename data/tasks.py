@@ -1,11 +1,11 @@
-"""State-tracking tasks: sequences whose labels need a state that is updated at every step.
+"""State-tracking tasks: sequences whose labels require a state that is updated at every step.
 
-A new task is one function, in this file or in a module of yours (docs/concepts.md). It draws tokens [B, T] and their
-labels [B, T], both int64. The label of a position depends on the tokens up to that position alone, so that every prefix
-is a sample too; where the task asks nothing it is IGNORE, -100. Every sequence has a label within its first `shortest`
+A new task is one function, in this file or in your own module (docs/concepts.md). It draws tokens [B, T] and labels
+[B, T], both int64. The label of a position depends only on the tokens up to that position, so that every prefix is a
+sample too; it is IGNORE (-100) at positions that are not scored. Every sequence has a label within its first `shortest`
 positions.
 
-A task with options (`task_family`) is a function of these that returns a Task.
+A task with options (`task_family`) is a function of these options that returns a Task.
 
 Sources: Deletang et al. 2023, Neural Networks and the Chomsky Hierarchy, arXiv 2207.02098; Liu et al. 2023, Exposing
 Attention Glitches with Flip-Flop Language Modeling, arXiv 2306.00946; Liu et al. 2023, Transformers Learn Shortcuts to
@@ -27,16 +27,16 @@ from data.task import get_task as get_task
 
 @task(vocab_size=2, num_classes=2)
 def parity(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Is the number of ones so far odd? Tokens: the bits. (Deletang et al.: Parity Check.)"""
+    """Whether the number of ones so far is odd. The tokens are bits. (Deletang et al.: Parity Check.)"""
     bits = rng.integers(0, 2, shape)
     return bits, bits.cumsum(axis=1) % 2
 
 
 @task(vocab_size=2, num_classes=2)
 def even_pairs(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Has a string of a and b (0, 1) changed its letter an even number of times? 1 if so. (Deletang et al.)
+    """Whether a string of a and b (0 and 1) has changed its letter an even number of times. (Deletang et al.)
 
-    That is, whether the first letter is also the last.
+    This is the case if the first letter is also the last one.
     """
     letters = rng.integers(0, 2, shape)
     return letters, (letters == letters[:, :1]).astype(np.int64)
@@ -44,7 +44,7 @@ def even_pairs(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.nda
 
 @task(vocab_size=3, num_classes=5)
 def cycle_navigation(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """What is the place on a cycle of five, from 0 on? Tokens: stay, step up, step down. (Deletang et al.)"""
+    """The position on a cycle of five, starting at 0. The tokens are stay, step up and step down. (Deletang et al.)"""
     moves = rng.integers(0, 3, shape)
     return moves, np.array([0, 1, -1])[moves].cumsum(axis=1) % 5
 
@@ -55,9 +55,9 @@ PLUS, MINUS, TIMES, OPEN, CLOSE = range(MODULUS, MODULUS + 5)
 
 @task(vocab_size=MODULUS + 3, num_classes=MODULUS)
 def modular_arithmetic(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """The value, modulo 5, of a sum of products. Tokens: 0 ... 4, +, -, *; labels at the numbers alone.
+    """The value, modulo 5, of a sum of products. The tokens are 0 ... 4, +, - and *; only numbers have labels.
 
-    Numbers and operators take turns, products bind more strongly than sums. (Deletang et al.: Modular Arithmetic
+    Numbers and operators alternate, and products take precedence over sums. (Deletang et al.: Modular Arithmetic
     (Simple).)
     """
     tokens = np.empty(shape, dtype=np.int64)
@@ -68,12 +68,12 @@ def modular_arithmetic(rng: np.random.Generator, shape: tuple[int, int]) -> tupl
 
 @task(vocab_size=MODULUS + 5, num_classes=MODULUS)
 def modular_arithmetic_brackets(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """The value, modulo 5, of an expression with brackets. Tokens: 0 ... 4, +, -, *, ( and ).
+    """The value, modulo 5, of an expression with brackets. The tokens are 0 ... 4, +, -, *, ( and ).
 
-    Labels stand where what is read so far is a whole expression: at numbers and closing brackets outside all other
-    brackets. An operand is a bracket with probability 1/4; after an operand in brackets these close with probability
-    1/2. After an opening bracket there may be a sign (1/8). The first token is a number. (Deletang et al.: Modular
-    Arithmetic, where expressions are drawn by length and only the whole is labelled.)
+    Positions have labels if the tokens so far are a complete expression: at numbers and closing brackets outside of all
+    other brackets. An operand is an expression in brackets with probability 1/4; after an operand, brackets close with
+    probability 1/2. After an opening bracket there is a sign with probability 1/8. The first token is a number.
+    (Deletang et al.: Modular Arithmetic, where expressions are drawn by length and only the last position is labelled.)
     """
     choice = rng.random(shape)
     numbers = rng.integers(0, MODULUS, shape)
@@ -93,9 +93,9 @@ def modular_arithmetic_brackets(rng: np.random.Generator, shape: tuple[int, int]
 
 
 def _values(tokens: np.ndarray) -> np.ndarray:
-    """Return the value modulo 5 of every prefix [B, T] that is an expression; IGNORE at the others.
+    """Return the value modulo 5 of every prefix that is an expression [B, T], and IGNORE for other prefixes.
 
-    An unfinished expression is a + b * (the operand to come); a stack keeps a and b for every bracket around it.
+    An incomplete expression has the form a + b * (next operand); a stack keeps a and b for every enclosing bracket.
     """
     tokens = tokens.T
     ends_operand = (tokens < MODULUS) | (tokens == CLOSE)
@@ -123,26 +123,27 @@ def _values(tokens: np.ndarray) -> np.ndarray:
 
 @task(vocab_size=6, num_classes=6)
 def s3(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """The product so far of permutations of three things, the smallest group that does not commute; see `_products`."""
+    """The product so far of permutations of three elements, the smallest non-commutative group; see `_products`."""
     return _products(rng, shape, symmetric_group(3))
 
 
 @task(vocab_size=60, num_classes=60)
 def a5(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """The product so far of even permutations of five things, the smallest group that is not solvable."""
+    """The product so far of even permutations of five elements, the smallest non-solvable group."""
     return _products(rng, shape, symmetric_group(5, even=True))
 
 
 @task(vocab_size=120, num_classes=120)
 def s5(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """The product so far of permutations of five things."""
+    """The product so far of permutations of five elements."""
     return _products(rng, shape, symmetric_group(5))
 
 
 def _products(rng: np.random.Generator, shape: tuple[int, int], table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the word problem of a group, by its multiplication table. Tokens: its elements; labels: x_1 x_2 ... x_t.
+    """Draw the word problem of a group, given its multiplication table. (Merrill et al.)
 
-    Tokens and labels number the elements in the same way. (Merrill et al.)
+    The tokens are elements x_1, x_2, ... of the group, and the labels the products x_1 x_2 ... x_t. Tokens and labels
+    number the elements in the same way.
     """
     elements = rng.integers(0, len(table), shape)
     return elements, _product_so_far(elements, table)
@@ -157,18 +158,18 @@ def _product_so_far(elements: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 @task_family
 def group(group: str | Sequence[Sequence[int]]) -> Task:
-    """Return the word problem of any finite group, which `data.groups.group_table` names or takes as a table."""
+    """Return the word problem of any finite group, given as in `data.groups.group_table`, by name or by table."""
     table = group_table(group)
     return Task(group_name(group), len(table), len(table), partial(_products, table=table))
 
 
 @task_family
 def recall_group(group: str | Sequence[Sequence[int]], keys: int, bound: int) -> Task:
-    """Return the word problem of a group whose elements have to be recalled: associative recall, composed with it.
+    """Return associative recall combined with the word problem of a group, whose elements have to be recalled.
 
-    Tokens: `keys` keys, then the elements. A sequence first binds `bound` of the keys to random elements, "key element"
-    one after the other; then it names bound keys at random, and the label at each is the product so far of what they
-    stand for.
+    The tokens are `keys` keys, followed by the elements. A sequence first binds `bound` of the keys to random elements,
+    as pairs "key element". Then it names bound keys at random, and the label of each is the product so far of the
+    elements bound to these keys.
     """
     if not 1 <= bound <= keys:
         raise ValueError(f"data.bound={bound} with data.keys={keys}: expected 1 to data.keys bound keys")
@@ -194,7 +195,7 @@ def _recalled_products(
 
 @task_family
 def modular_counter(modulus: int) -> Task:
-    """Return the task to add up powers of two below `modulus`, one a token, modulo `modulus`."""
+    """Return the task of adding up powers of two below `modulus`, one per token, modulo `modulus`."""
     if modulus < 2:
         raise ValueError(f"data.modulus={modulus} must be at least 2")
     steps = 2 ** np.arange((modulus - 1).bit_length())
@@ -210,10 +211,10 @@ def _sums(
 
 @task_family
 def automaton(states: int, letters: int, number: int) -> Task:
-    """Return the task to name the state of a random automaton after every letter; it starts in state 0.
+    """Return the task of giving the state of a random automaton after every letter; it starts in state 0.
 
-    All letters but the last permute the states; the last one sends each state to a random one, so that some of what was
-    read is forgotten. `number` picks one of these automata; every state can be reached. (Liu et al., Shortcuts.)
+    All letters but the last permute the states. The last letter maps each state to a random one, so that some of what
+    was read is forgotten. `number` selects one of these automata; every state can be reached. (Liu et al., Shortcuts.)
     """
     if states < 2 or letters < 2:
         raise ValueError(f"data.states={states}, data.letters={letters}: expected at least 2 of each")
@@ -247,15 +248,15 @@ def _states(rng: np.random.Generator, shape: tuple[int, int], moves: np.ndarray)
 
 
 VARIABLES = 5
-SWAP, PRINT, VARIABLE, VALUE = 0, 1, 2, 2 + VARIABLES  # the first of the variables, of the values
+SWAP, PRINT, VARIABLE, VALUE = 0, 1, 2, 2 + VARIABLES  # tokens; the last two are the first variable and value
 
 
 @task(vocab_size=2 + 2 * VARIABLES, num_classes=VARIABLES, shortest=5)
 def swaps(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """What will a session print that swaps five variables? Tokens: swap, print, the variables, their values.
+    """The output of a session that swaps five variables. The tokens are swap, print, the variables and their values.
 
-    Statements have three tokens: "swap x y", or "print x" and then the value of x, which is the label at x. Variable k
-    starts with value k. The first statement swaps, the second prints; of the others a quarter do.
+    Statements have three tokens: "swap x y", or "print x" followed by the value of x, which is the label at x. Variable
+    k starts with value k. The first statement swaps and the second prints; later statements print with probability 1/4.
     """
     statements = (shape[0], -(-shape[1] // 3))
     prints = rng.random(statements) < 1 / 4
@@ -275,16 +276,16 @@ def swaps(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray,
     return tokens[:, : shape[1]], labels[:, : shape[1]]
 
 
-WRITE, SKIP, READ, ZERO = range(4)  # and the bit 1 is ZERO + 1
+WRITE, SKIP, READ, ZERO = range(4)  # tokens; the bit 1 is ZERO + 1
 
 
 @task(vocab_size=5, num_classes=2, shortest=3)
 def flip_flop(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """The bit that was written last, asked for at every read. Tokens: w, i, r, 0, 1; labels at r alone.
+    """The bit that was written last. The tokens are w, i, r, 0 and 1; only r has labels.
 
-    Instructions and bits take turns: write the bit, ignore it, or read, when the bit is that of the memory. The first
-    instruction writes and the second reads; of all others 80% ignore, 10% write, 10% read. (Liu et al.: FFL(0.8),
-    where the last one reads.)
+    Instructions and bits alternate: write the bit, ignore it, or read, in which case the bit is that of the memory. The
+    first instruction writes and the second reads; of the others 80 % ignore, 10 % write and 10 % read. (Liu et al.:
+    FFL(0.8), where the last instruction reads.)
     """
     pairs = (shape[0], -(-shape[1] // 2))
     instructions = rng.choice([WRITE, SKIP, READ], pairs, p=[0.1, 0.8, 0.1])

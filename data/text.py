@@ -1,4 +1,4 @@
-"""Language modelling on text: tokenised once, packed into blocks and cached; or tokenised while it streams."""
+"""Language modelling on text, which is either tokenised once and cached, or tokenised while it is streamed."""
 
 import os
 from collections.abc import Iterable
@@ -26,19 +26,21 @@ from data.streaming import StreamedBlocks, StreamingDataModule
 
 
 class Text(StreamingDataModule):
-    """Packed blocks of a text corpus: input_ids, labels and, if asked for, reset. configs/data/ explains the arguments.
+    """Packed blocks of a text corpus: input_ids, labels and, optionally, reset. configs/data/ explains the arguments.
 
-    prepare_data() reads and tokenises the corpus once, into a folder of `cache_dir` that has a hash of the source, the
-    tokenizer and the options in its name (`python -m scripts.prepare_data` does it ahead of training). Validation is
-    `val_split`, or else the `val_fraction` of the documents that a hash of their text selects. Blocks come in a new
-    random order in every epoch.
+    prepare_data() reads and tokenises the corpus once, into a folder of `cache_dir` whose name contains a hash of the
+    source, the tokenizer and the options (`python -m scripts.prepare_data` does this ahead of training). Validation
+    uses `val_split`, or otherwise the fraction `val_fraction` of the documents, selected by a hash of their text. The
+    order of the blocks is random, and new in every epoch.
 
-    With `streaming`, only validation is stored, and training tokenises the source while it reads, shuffled as by
-    StreamedBlocks. Each worker of each rank reads its own documents; resuming needs the same number of both.
+    With `streaming`, only the validation tokens are stored. Training tokenises the source while it reads, with blocks
+    shuffled by StreamedBlocks. Each worker of each rank reads its own documents; resuming needs the same numbers of
+    workers and ranks.
 
-    With `stateful`, blocks follow each other in lanes of `lane_tokens`, so that a model can carry its state from block
-    to block; batches also have `continues`. Each row of an optimizer step reads a lane to its end, and then begins
-    another. Lanes come in a new random order in every epoch. Validation has lanes for the rows of its batches.
+    With `stateful`, consecutive blocks form lanes of `lane_tokens` tokens, so that a model can carry its state from
+    block to block, and batches also contain `continues`. Each row of an optimizer step reads a lane to its end, and
+    then starts another one. The order of the lanes is random, and new in every epoch. In validation, each row of the
+    batches is a lane.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ("perplexity", "bits_per_byte")
@@ -46,7 +48,7 @@ class Text(StreamingDataModule):
         *("val_split", "val_fraction", "max_val_blocks"),
         *("eval_length", "eval_documents", "eval_context"),
         *("cache_dir", "prepare_processes", "shuffle_blocks", "reset_at_documents"),
-        "tokenizer",  # to another name of the same one
+        "tokenizer",  # only to another name of the same tokenizer
     }
 
     def __init__(
@@ -92,7 +94,7 @@ class Text(StreamingDataModule):
             max_bytes=max_bytes,
             val_tokens=max_val_blocks * context_length + 1 if streaming else None,
         )
-        tokenization.trained_size(tokenizer)  # raises if it cannot be trained
+        tokenization.trained_size(tokenizer)  # raises ValueError for a tokenizer that cannot be trained
         self.streaming = streaming
         self.shuffle_blocks = shuffle_blocks
         self.max_val_blocks = max_val_blocks
@@ -105,13 +107,13 @@ class Text(StreamingDataModule):
         self.eval_context = eval_context
         self.cache_dir = storage.path(cache_dir)
         self.prepare_processes = len(os.sched_getaffinity(0)) if prepare_processes is None else prepare_processes
-        self.manifest: Manifest | None = None  # this and the tokenizer are read from the folder by setup()
+        self.manifest: Manifest | None = None  # setup() reads the manifest and the tokenizer from the folder
         self.tokenizer: PreTrainedTokenizerBase | None = None
 
     @property
     def vocab_size(self) -> int:
         if self.manifest is None:
-            raise RuntimeError("the vocabulary is known after prepare_data() and setup()")
+            raise RuntimeError("the vocabulary size is only known after prepare_data() and setup()")
         return self.manifest.tokenizer["vocab_size"]
 
     @property
@@ -125,11 +127,11 @@ class Text(StreamingDataModule):
 
     @property
     def tokenizer_folder(self) -> Path:
-        """The folder of the tokenizer that makes the prepared tokens, as save_pretrained() leaves it."""
+        """The folder of the tokenizer of the prepared tokens, written by save_pretrained()."""
         return storage.local_folder(self.folder / TOKENIZER)
 
     def take_tokenizer(self, saved: Path) -> None:
-        """Use the tokenizer of an earlier run, because what the recipe names, or would train, may have changed since.
+        """Use the saved tokenizer of an earlier run, because the one that the recipe names may have changed since.
 
         Tokens that were prepared with it are reused.
         """
@@ -147,7 +149,7 @@ class Text(StreamingDataModule):
         folder = self.folder
         manifest = Manifest.read_if_there(folder)
         if manifest is None or not manifest.complete:
-            raise RuntimeError(f"prepare_data() has to come before setup(): {folder} is missing or not finished")
+            raise RuntimeError(f"call prepare_data() before setup(): {folder} is missing or incomplete")
         self.tokenizer = load_tokenizer(manifest, folder)
         shape = (self.context_length, self.reset_at_documents)
         if not self.streaming:
@@ -155,7 +157,7 @@ class Text(StreamingDataModule):
         self.val_data = PackedBlocks(folder, VALIDATION, *shape, limit=self.max_val_blocks)
         self.manifest = manifest
         if self.eval_length is not None:
-            _ = self._long_documents  # an error now, not after the training
+            _ = self._long_documents  # raise its errors now, not after the training
 
     def train_dataloader(self) -> DataLoader:
         if not self.streaming:
@@ -192,15 +194,17 @@ class Text(StreamingDataModule):
         return LongDocuments(self.folder, VALIDATION, self.eval_length, self.eval_documents, self.eval_context)
 
     def samples(self, number: int, length: int) -> torch.Tensor:
-        """Return how the first validation blocks begin, [at most number, length]."""
+        """Return the beginnings of the first validation blocks, [at most number, length]."""
         return self.val_data[range(min(number, len(self.val_data)))]["input_ids"][:, :length]
 
     def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
-        """Return perplexity and bits per byte on validation text, the perplexity of the frequencies of tokens on the
-        same text, and, with `eval_length`, losses over the position in documents."""
+        """Return perplexity and bits per byte on the validation text, and the perplexity of a unigram model on it.
+
+        With `eval_length`, the result also contains the loss by position in documents.
+        """
         metrics = trainer.validate(module, datamodule=self, verbose=False)[0]
         limit = trainer.limit_val_batches
-        whole = isinstance(limit, float) and limit == 1.0  # 1 is one batch
+        whole = isinstance(limit, float) and limit == 1.0  # the int 1 means one batch
         # of the same text, or it is no comparison
         unigram = self.unigram_perplexity() if whole and not self.streaming else None
         found = {name: metrics[f"val/{name}"] for name in self.metrics}
@@ -208,20 +212,19 @@ class Text(StreamingDataModule):
         return found if self.eval_length is None else found | {"by_position": self._by_position(trainer, module)}
 
     def _by_position(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
-        """Return the mean loss of every window of long documents, from the first on, and the size of the model's state
-        after it, for one document."""
+        """Return the mean loss of every window of long documents, and the size of the model's state per document."""
         trainer.test(module, datamodule=self, verbose=False)
         position, sizes, labels, losses = module.test_windows.to(torch.float64).unbind(dim=1)
         windows = (position / WINDOW).long()
         zeros = torch.zeros(self._long_documents.windows, dtype=torch.float64)
-        state_mib = zeros.index_put((windows,), sizes / 2**20)  # alike for all documents
+        state_mib = zeros.index_put((windows,), sizes / 2**20)  # equal for all documents
         labels, losses = (zeros.index_add(0, windows, part) for part in (labels, losses))
         described = {"window": WINDOW, "documents": self._long_documents.documents, "context": self.eval_context}
         return described | {"losses": (losses / labels).tolist(), "state_mib": state_mib.tolist()}
 
     @cached_property
     def bytes_per_label(self) -> float:
-        """The bytes of text that a validation label stands for on average, for bits per byte."""
+        """The average number of bytes of text per validation label, for bits per byte."""
         counts = self.val_data.label_counts()
         return float(counts @ tokenization.token_bytes(self.tokenizer)[: len(counts)] / counts.sum())
 
@@ -236,14 +239,14 @@ class Text(StreamingDataModule):
             )
 
     def prepared(self) -> dict[str, dict[str, int]]:
-        """Tokenise, check every file, and return documents, tokens and shards of each split."""
+        """Tokenise the corpus and check every file; return the counts of documents, tokens and shards per split."""
         self.prepare_data()
         self.setup()
         self.manifest.verify(self.folder)
         return self.manifest.totals
 
     def unigram_perplexity(self) -> float:
-        """Return the perplexity of a unigram model on the validation labels: training counts plus one."""
+        """Return the perplexity of a unigram model (training counts plus one) on the validation labels."""
         if self.streaming:
             raise ValueError("a unigram model needs the training tokens, which streaming=true does not store")
         train = self.train_data.label_counts() + 1
@@ -255,7 +258,7 @@ class Text(StreamingDataModule):
 
     @property
     def _lanes(self) -> int | None:
-        """The lanes that training reads; None: blocks come in a random order."""
+        """The lanes that training reads; None if blocks are read in a random order."""
         return self.batch_size * self.world_size * self.accumulate if self.stateful else None
 
     def stream_identity(self) -> dict[str, int | str]:
@@ -268,7 +271,7 @@ class Text(StreamingDataModule):
 
     @property
     def _lane_blocks(self) -> int | None:
-        """The blocks of a lane: those of `lane_tokens`, or as many as there are for each row of an optimizer step."""
+        """The number of blocks per lane, few enough that every row of a step has a lane; None without lanes."""
         if not self.stateful:
             return None
         asked = np.inf if self.lane_tokens is None else self.lane_tokens // self.context_length
@@ -277,8 +280,8 @@ class Text(StreamingDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if (before := state_dict.get("lanes")) != self._lanes:
             raise ValueError(
-                f"the checkpoint is of a run with {before} lanes, this one has {self._lanes} (None: data.stateful="
-                "false): a run keeps its order of blocks, and the sequences of an optimizer step"
+                f"the checkpoint has {before} lanes, but this run {self._lanes} (None: data.stateful=false): a resumed "
+                "run must keep its order of blocks, and the number of sequences per optimizer step"
             )
         super().load_state_dict(state_dict)
 
@@ -295,7 +298,7 @@ def _check_streaming(max_val_blocks: int | None, max_bytes: int | None, stateful
 def _corpora(
     source: str, column: str, subset: str | None, split: str, val_split: str | None, revision: str | None
 ) -> tuple[Corpus, Corpus | None]:
-    """Return the corpus, and that of `val_split`: of local files other files, of a hub dataset another split."""
+    """Return the corpus and that of `val_split`, which names other files, or another split of a hub dataset."""
     corpus = Corpus(source, column, subset, split, revision)
     if corpus.files is None:
         if val_split == split:

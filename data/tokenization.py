@@ -1,4 +1,4 @@
-"""Text to token ids: a tokenizer of the hub, of a local folder, or a byte-level BPE trained on the corpus itself."""
+"""Tokenizers from the hub or from a local folder, and byte-level BPE tokenizers trained on the corpus itself."""
 
 import hashlib
 import json
@@ -14,19 +14,19 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from data import hub
 
-TRAINED = re.compile(r"bpe:(\d+)")  # "bpe:2048": trained on the corpus, 2048 tokens
-BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")  # SentencePiece's token of a byte
-SMALLEST_BPE = 257  # all bytes and the end of text
+TRAINED = re.compile(r"bpe:(\d+)")  # "bpe:2048" is a tokenizer of 2048 tokens trained on the corpus
+BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")  # SentencePiece's token for a single byte
+SMALLEST_BPE = 257  # all bytes, and the end-of-text token
 END_OF_TEXT = "<|endoftext|>"
 
 
 def identity(name: str) -> dict[str, str]:
-    """Return what distinguishes this tokenizer from others: its name, or for a folder a hash of its content."""
+    """Return what distinguishes this tokenizer from others: its name or, for a folder, a hash of its content."""
     return {"tokenizer": content_hash(load(name)) if Path(name).is_dir() else name}
 
 
 def same(name: str, saved: Path) -> bool:
-    """Return whether the tokenizer of this name exists and gives the tokens of a saved one."""
+    """Return whether the tokenizer of this name exists and gives the same tokens as a saved one."""
     if trained_size(name) is not None:
         return False
     try:
@@ -37,7 +37,7 @@ def same(name: str, saved: Path) -> bool:
 
 
 def content_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the sha256 of everything that tokens depend on."""
+    """Return the sha256 of everything in a tokenizer that tokens depend on."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = backend.to_str() if backend else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     return hashlib.sha256(f"{type(tokenizer).__name__} {tokenizer.eos_token_id} {rules}".encode()).hexdigest()
@@ -48,7 +48,7 @@ def trained_size(name: str) -> int | None:
     match = TRAINED.fullmatch(name)
     if not match:
         if name.startswith("bpe:"):
-            raise ValueError(f"tokenizer {name!r}: bpe: takes a number of tokens, such as bpe:2048")
+            raise ValueError(f"tokenizer {name!r}: bpe: needs a number of tokens, such as bpe:2048")
         return None
     size = int(match[1])
     if size < SMALLEST_BPE:
@@ -57,7 +57,7 @@ def trained_size(name: str) -> int | None:
 
 
 def train(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE of at most `size` tokens (fewer if the texts have too few pairs to merge)."""
+    """Train a byte-level BPE of at most `size` tokens (fewer if the texts have too few pairs to merge)."""
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
     bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -72,7 +72,7 @@ def train(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
 
 
 def load(name: str) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in a local folder, or of this name on the hub. Remote code is never run."""
+    """Return the tokenizer in a local folder or with this name on the hub. Remote code is never run."""
     load_known = partial(AutoTokenizer.from_pretrained, name, trust_remote_code=False)
     try:
         tokenizer = load_known(local_files_only=True)
@@ -91,7 +91,7 @@ def load(name: str) -> PreTrainedTokenizerBase:
 def _checked(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
     if tokenizer.eos_token_id is None:
         raise ValueError(f"tokenizer {name!r} has no end-of-text token: set its eos_token")
-    # A folder with parts missing loads without an error as a tokenizer that knows its special tokens alone.
+    # A folder with missing files may load without an error as a tokenizer that only knows its special tokens.
     if not set(tokenizer("some text", add_special_tokens=False)["input_ids"]) - {
         tokenizer.unk_token_id,
         tokenizer.eos_token_id,
@@ -109,9 +109,9 @@ def folder_hash(folder: Path) -> str:
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """Return the bytes of text that each token stands for, int64 [largest id + 1]; 0 for special tokens.
+    """Return the number of bytes of text that each token stands for, int64 [largest id + 1]; 0 for special tokens.
 
-    Exact for byte-level vocabularies, and for SentencePiece's but for what its normaliser changes.
+    This is exact for byte-level vocabularies, and for SentencePiece except for characters that its normaliser changes.
     """
     vocabulary = tokenizer.get_vocab()
     special = set(tokenizer.all_special_ids)

@@ -1,4 +1,4 @@
-"""The GPT-2 backbone with any mixer in the place of attention."""
+"""A GPT-2 backbone in which any mixer can take the place of attention."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,23 +13,26 @@ from .block import Block
 from .loss import linear_cross_entropy
 from .mixers.step_context import StepContext
 
-States = list[tuple[Tensor, ...] | None]  # one tuple per block, as its mixer defines it; None: no state yet
+States = list[tuple[Tensor, ...] | None]  # one tuple per block, defined by its mixer; None: no state yet
 
 
 def carries_state(mixer: nn.Module) -> bool:
-    """Return whether the state of a mixer is carried from batch to batch where batches follow each other."""
+    """Return whether the mixer's state is carried over between consecutive batches of a text."""
     return getattr(mixer, "carries_state", True)
 
 
 def check_ids(name: str, ids: Tensor, number: int, ignore: int | None = None) -> None:
-    """Raise if `ids` holds anything outside 0 ... number - 1; on a GPU this waits for the device."""
+    """Raise ValueError if `ids` has a value other than `ignore` outside 0 ... number - 1.
+
+    On a GPU this waits for the device. `name` is the name of the tensor in the message.
+    """
     outside = (ids < 0) | (ids >= number)
     if ignore is not None:
         outside &= ids != ignore
     if outside.any():
         raise ValueError(
-            f"{name} holds {ids[outside][0].item()}, but the model knows 0 to {number - 1}: "
-            "the model must be built with the vocab_size and num_classes of its data"
+            f"{name} contains {ids[outside][0].item()}, but the model knows only 0 to {number - 1}: "
+            "build the model with the vocab_size and num_classes of its data"
         )
 
 
@@ -40,23 +43,24 @@ class SequenceModel(nn.Module):
 
     Args:
         vocab_size: number of token ids.
-        mixer: builds the mixer of one block by `mixer(d_model, block_index=..., num_blocks=...)`, for example
-            `functools.partial(RNNMixer, function="slstm", num_heads=12)`. With `pattern`, several of these by name.
-        num_classes: size of the output layer; None means `vocab_size`, a language model.
+        mixer: builds the mixer of one block when called as `mixer(d_model, block_index=..., num_blocks=...)`, for
+            example `functools.partial(RNNMixer, function="slstm", num_heads=12)`. With `pattern`, a dictionary of such
+            builders by name.
+        num_classes: size of the output layer; None means `vocab_size`, as in a language model.
         d_model: width of the model.
-        num_blocks: number of blocks.
+        num_blocks: number of residual blocks.
         num_heads: passed to `mixer`, unless it is None or `mixer` is a partial with its own value.
         embedding_std: standard deviation of the initial embeddings; None means that of the other weights.
         mlp: add an MLP after the mixer of every block.
-        pattern: names of the mixers of successive blocks, repeated to `num_blocks`: `["lstm", "lstm", "attention"]` has
-            attention in every third block.
+        pattern: names of the mixers of successive blocks, repeated until there are `num_blocks`:
+            `["lstm", "lstm", "attention"]` uses attention in every third block.
 
-    If the attribute `checkpoint_blocks` is set, training stores only the inputs of blocks and recomputes each block in
-    the backward pass, which takes less memory and one more forward pass.
+    If the attribute `checkpoint_blocks` is True, training stores only the input of each block and recomputes the block
+    in the backward pass. This saves memory and costs one more forward pass.
 
-    Weights are initialised as in GPT-2: normal with standard deviation sqrt(2 / 5d), about 0.02 at d = 768, and divided
-    by sqrt(2 num_blocks) if they write to the residual stream. A mixer's method `init_weights` can change its weights
-    afterwards.
+    Weights are initialised as in GPT-2: from a normal distribution with standard deviation sqrt(2 / 5d), about 0.02 at
+    d = 768, divided by sqrt(2 num_blocks) for weights that write to the residual stream. A mixer with a method
+    `init_weights` can then change its own weights.
     """
 
     def __init__(
@@ -96,7 +100,7 @@ class SequenceModel(nn.Module):
             if isinstance(module, nn.Linear):
                 writes_residual = name.endswith(("mlp.down", "mixer.out"))
                 nn.init.normal_(module.weight, std=std / math.sqrt(2 * num_blocks) if writes_residual else std)
-            elif isinstance(module, nn.LSTM):  # as RNNMixer begins with the same cell
+            elif isinstance(module, nn.LSTM):  # as RNNMixer initialises the same cell
                 nn.init.normal_(module.weight_ih_l0, std=std)
                 nn.init.zeros_(module.bias_ih_l0)
         nn.init.normal_(self.embedding.weight, std=std if embedding_std is None else embedding_std)
@@ -111,12 +115,12 @@ class SequenceModel(nn.Module):
         reset: Tensor | None = None,
         return_states: bool = False,
     ) -> Tensor | tuple[Tensor, States]:
-        """Return the logits of every position, and with `return_states` the states after the last one.
+        """Return the logits of every position and, with `return_states`, the states after the last position.
 
         Args:
             input_ids: int64 [B, T], token ids.
-            states: the states that an earlier call returned; None at the start of a sequence.
-            reset: bool [B, T], True where a document starts.
+            states: the states returned by the previous call; None at the start of a sequence.
+            reset: bool [B, T], True at the first token of each document.
 
         Returns:
             logits [B, T, num_classes], or (logits, states).
@@ -133,18 +137,18 @@ class SequenceModel(nn.Module):
         states: States | None = None,
         return_states: bool = False,
     ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, States]:
-        """Return the mean cross-entropy, without all logits in memory at once, and which answers are right.
+        """Return the mean cross-entropy and which predictions are correct, without ever storing all logits.
 
         Args:
             input_ids: int64 [B, T].
             labels: int64 [B, T], models.loss.IGNORE where nothing is scored.
             reset: as in `forward`.
-            states: the states that an earlier call returned; None starts without states.
-            return_states: return the states after the last position too, detached.
+            states: the states returned by the previous call; None at the start of a sequence.
+            return_states: also return the states after the last position, detached.
 
         Returns:
-            the loss over the scored labels, a scalar, whether the largest logit is that of the label, bool [B, T], and,
-            if asked for, the states.
+            (loss, right) or (loss, right, states): the mean loss over the scored labels, a scalar; bool [B, T], True
+            where the largest logit is that of the label; and the states.
         """
         x, new_states = self.hidden_states(input_ids, states, reset)
         loss, right = linear_cross_entropy(x.flatten(0, 1), self.head.weight, labels.flatten())
@@ -154,25 +158,24 @@ class SequenceModel(nn.Module):
         return loss, right, [tuple(part.detach() for part in state) for state in new_states]
 
     def carried(self, states: States) -> States:
-        """Return the states that are carried to the next batch; None for mixers that carry nothing."""
+        """Return the states to carry over to the next batch, with None for mixers that carry nothing."""
         return [state if carries_state(block.mixer) else None for block, state in zip(self.blocks, states, strict=True)]
 
     @torch.no_grad()
     def read(
         self, input_ids: Tensor, states: States | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, States]:
-        """Return logits of the last position [B, num_classes], and the states: `forward` for prompts, without
-        gradients.
+        """Read a prompt without gradients; return the logits of its last position [B, num_classes] and the states.
 
-        A long prompt is read in pieces, so that it takes the memory of a piece.
+        The arguments are those of `forward`. A long prompt is read in chunks, to need only the memory of one chunk.
         """
         B, T = input_ids.shape
         plain = fused_blocks.served(self)
         hidden_states = self.hidden_states if plain is None else partial(self.fused_hidden_states, plain)
-        for start in range(0, T, piece := _tokens_of_piece(B)):
-            part = slice(start, start + piece)
+        for start in range(0, T, size := _chunk_size(B)):
+            part = slice(start, start + size)
             x, states = hidden_states(input_ids[:, part], states, None if reset is None else reset[:, part])
-            x = x[:, -1].clone()  # the rest need not be there when the next piece is read
+            x = x[:, -1].clone()  # frees the other positions before the next chunk is read
         return fused_blocks.logits(x, self.head), states
 
     def fused_hidden_states(
@@ -182,19 +185,21 @@ class SequenceModel(nn.Module):
         states: States | None = None,
         reset: Tensor | None = None,
     ) -> tuple[Tensor, States]:
-        """Return what `hidden_states` does, without gradients, in fewer kernels. `plain`: what `fused_blocks.served`
-        returns of the model."""
+        """Return the same as `hidden_states`, without gradients, in fewer kernels.
+
+        `plain` is what `fused_blocks.served` returns for this model; the other arguments are those of `hidden_states`.
+        """
         states = [None] * len(plain) if states is None else states
         return fused_blocks.hidden_states(self.embedding(input_ids), plain, self.norm, states, reset)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, states: States, context: StepContext) -> tuple[Tensor, States]:
-        """Return logits [B, num_classes] of one more token of each sequence, and the new states.
+        """Read one more token of each sequence; return its logits [B, num_classes] and the new states.
 
         Args:
             tokens: int64 [B].
-            states: as a mixer's `step` takes them (models/mixers).
-            context: where each sequence is.
+            states: for each block, the state that its mixer's method `step` takes (see `models.mixers`).
+            context: the position of each sequence.
         """
         plain = fused_blocks.served(self)
         if plain is not None:
@@ -208,18 +213,21 @@ class SequenceModel(nn.Module):
         return fused_blocks.logits(self.norm(x), self.head), new_states
 
     def flops_per_token(self, T: int) -> float:
-        """Return floating-point operations per token of one forward and backward pass over sequences of T tokens.
+        """Return the floating-point operations per token of a forward and backward pass over sequences of T tokens.
 
-        They are 6 per parameter but those of the embedding, recurrent matrices included, and `flops_per_token(T)` of a
-        mixer for what is no product with parameters, such as the scores and sums of attention (PaLM, arXiv 2204.02311,
-        appendix B). Recomputation does not count.
+        As in PaLM (arXiv 2204.02311, appendix B), these are 6 per parameter, without the embedding and with the
+        recurrent matrices, plus the mixers' own `flops_per_token(T)` for operations that involve no parameters, such as
+        the scores and weighted sums of attention. Recomputation is not counted.
         """
         parameters = sum(parameter.numel() for parameter in self.parameters()) - self.embedding.weight.numel()
         mixers = (block.mixer for block in self.blocks)
         return 6.0 * parameters + sum(m.flops_per_token(T) for m in mixers if hasattr(m, "flops_per_token"))
 
     def hidden_states(self, input_ids: Tensor, states: States | None, reset: Tensor | None) -> tuple[Tensor, States]:
-        """Return the input of the output layer, [B, T, d_model], and the states after the last position."""
+        """Return the input of the output layer [B, T, d_model] and the states after the last position.
+
+        The arguments are those of `forward`.
+        """
         if input_ids.ndim != 2 or input_ids.shape[1] == 0:
             raise ValueError(f"input_ids have shape {list(input_ids.shape)}: expected [B, T] with T > 0")
         if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -227,14 +235,14 @@ class SequenceModel(nn.Module):
         if states is None:
             states = [None] * len(self.blocks)
         elif len(states) != len(self.blocks):
-            raise ValueError(f"states of {len(states)} blocks, but the model has {len(self.blocks)}")
+            raise ValueError(f"states of {len(states)} blocks were given, but the model has {len(self.blocks)} blocks")
         x = self.embedding(input_ids)
         new_states = []
         for block, state in zip(self.blocks, states, strict=True):
             x, state = self._run(block, x, state, reset)
             if not isinstance(state, tuple):
                 mixer, kind = type(block.mixer).__name__, type(state).__name__
-                raise TypeError(f"the state of {mixer} is a {kind}: expected a tuple of tensors, for one (tensor,)")
+                raise TypeError(f"{mixer} returned a {kind} as its state; expected a tuple of tensors, even for one")
             new_states.append(state)
         return self.norm(x), new_states
 
@@ -251,36 +259,37 @@ def _mixers_of_blocks(
     pattern: Sequence[str] | None,
     num_blocks: int,
 ) -> list[Callable[..., nn.Module]]:
-    """Return what builds the mixer of each block."""
+    """Return the builder of each block's mixer."""
     if pattern is not None and not isinstance(mixer, Mapping):
         raise ValueError(
-            f"pattern={pattern}: the model has one mixer, and a pattern needs several by name (model=hybrid)"
+            f"pattern={pattern} needs several mixers by name, and the model has one mixer (see model=hybrid)"
         )
     if isinstance(mixer, Mapping) and (pattern is None or isinstance(pattern, str)):
-        raise ValueError(f"pattern={pattern}: expected a list of names of mixers: {', '.join(mixer)}")
+        raise ValueError(f"pattern={pattern}: expected a list of mixer names out of {', '.join(mixer)}")
     mixers = {"": mixer} if pattern is None else mixer
     names = [""] if pattern is None else list(pattern)
     if unknown := [name for name in names if name not in mixers]:
-        raise ValueError(f"pattern={names}: there is no mixer {unknown[0]!r}, the model has {', '.join(mixers)}")
+        raise ValueError(f"pattern={names}: unknown mixer {unknown[0]!r}; the model has {', '.join(mixers)}")
     if not 1 <= len(names) <= num_blocks:
         raise ValueError(
-            f"pattern={names} has {len(names)} mixers, and the model num_blocks={num_blocks}: "
-            "expected a block or more for each, and at least one mixer"
+            f"pattern={names} has {len(names)} mixers for num_blocks={num_blocks}: "
+            "expected at least one mixer, and at least one block for each"
         )
     for name in names:
         if not callable(mixers[name]):
             raise TypeError(
-                f"mixer={mixers[name]!r}: expected something that builds a mixer, "
+                f"mixer={mixers[name]!r}: expected a callable that builds a mixer, "
                 "such as functools.partial(models.mixers.RNNMixer, function='lstm', num_heads=12)"
             )
     return [mixers[names[index % len(names)]] for index in range(num_blocks)]
 
 
 def _heads(build: Callable[..., nn.Module], num_heads: int | None) -> dict[str, int]:
+    """Return the keyword num_heads for the builder, unless it has its own."""
     own = getattr(build, "keywords", {}).get("num_heads")
     return {} if num_heads is None or own is not None else {"num_heads": num_heads}
 
 
-def _tokens_of_piece(batch: int) -> int:
-    """Return how many positions are read at once: enough work for a GPU, and few MiB of activations for a sequence."""
+def _chunk_size(batch: int) -> int:
+    """Return how many positions are read at once: enough work for a GPU, but few MiB of activations per sequence."""
     return max(128, min(1024, 16384 // batch))

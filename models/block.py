@@ -20,7 +20,10 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + mixer(norm(x)), then, with an MLP, x + mlp(norm(x)); x is [B, T, d], the state that of the mixer."""
+    """Compute x + mixer(norm(x)) and then, with an MLP, x + mlp(norm(x)), for x [B, T, d].
+
+    The state of a block is that of its mixer.
+    """
 
     def __init__(self, d_model: int, mixer: nn.Module, mlp: bool = True) -> None:
         super().__init__()
@@ -39,7 +42,7 @@ class Block(nn.Module):
         return x, state
 
     def step(self, x: Tensor, state: tuple[Tensor, ...], context: StepContext) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Compute one token of each sequence, x [B, d], without gradients: `forward` in few kernels."""
+        """Process one token of each sequence, x [B, d], without gradients and in few kernels."""
         x, state = self.mixer.step(self.mixer_norm(x), state, context, x)
         if self.mlp is not None:
             x = _add_linear(x, self.mlp.act(self.mlp.up(self.mlp_norm(x))), self.mlp.down)
@@ -47,6 +50,6 @@ class Block(nn.Module):
 
 
 def _add_linear(x: Tensor, y: Tensor, linear: nn.Module) -> Tensor:
-    """Return x + linear(y), in place where the product can add to x, which saves a kernel."""
+    """Return x + linear(y). Where possible the matrix product adds to x in place, which saves a kernel."""
     plain = type(linear) is nn.Linear and linear.bias is None and not torch.is_autocast_enabled(x.device.type)
     return x.addmm_(y, linear.weight.t()) if plain else x + linear(y)

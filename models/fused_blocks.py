@@ -1,4 +1,4 @@
-"""Residual blocks without gradients in few kernels: one between two matrix products, for the addition and the norms."""
+"""Residual blocks without gradients in few kernels: a single kernel between two matrix products adds and normalises."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ _ALIGNED = 8  # numbers of 16 bits
 
 
 class PlainBlock(NamedTuple):
-    """What `hidden_states` takes of a block."""
+    """The weights and modules of a block that `hidden_states` reads."""
 
     mixer_norm: Tensor
     gates: nn.Linear | Int8Linear
@@ -30,8 +30,10 @@ class PlainBlock(NamedTuple):
 
 
 def plain_blocks(model: nn.Module, of_model: list[nn.Module]) -> list[PlainBlock] | None:
-    """Return the blocks of a SequenceModel if all are recurrent blocks of this project without convolutions, and no
-    hook or replaced method observes or changes `of_model`, its modules; otherwise None."""
+    """Return the blocks of a SequenceModel if all are recurrent blocks of this project without convolutions.
+
+    Return None otherwise, and if any of `of_model`, the model's modules, has hooks or a replaced `forward`.
+    """
     if not (_is_plain_norm(model.norm) and _is_plain_linear(model.head)):
         return None
     found = [_plain(block) for block in model.blocks]
@@ -39,11 +41,11 @@ def plain_blocks(model: nn.Module, of_model: list[nn.Module]) -> list[PlainBlock
 
 
 def served(model: nn.Module, of_model: list[nn.Module] | None = None) -> list[PlainBlock] | None:
-    """Return the blocks of a SequenceModel if `hidden_states` computes what its modules would; otherwise None.
+    """Return the blocks of a SequenceModel if `hidden_states` gives the same result as its modules; otherwise None.
 
     Args:
         model: the model.
-        of_model: what `walk.modules` returns of it, for who has that.
+        of_model: `walk.modules(model)`, if the caller already has it.
     """
     weight = model.embedding.weight
     if weight.device.type != "cuda" or torch.is_autocast_enabled("cuda") or torch.compiler.is_compiling():
@@ -62,14 +64,16 @@ def hidden_states(
     states: list[tuple[Tensor, ...] | None],
     reset: Tensor | None,
 ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    """Return norm(blocks(x)) and the new states. It calls no modules: a host can be slower than the kernels of a block.
+    """Return norm(blocks(x)) [B, T, d] and the new states.
+
+    It does not call the modules, because on a slow host their overhead takes longer than the kernels.
 
     Args:
-        x: [B, T, d], overwritten.
-        blocks: as `served` returns them, each with a state.
-        norm: the one after the blocks.
-        states: as SequenceModel.forward has them.
-        reset: bool [B, T].
+        x: [B, T, d]; it is overwritten.
+        blocks: returned by `served`.
+        norm: the norm after the blocks.
+        states: as in SequenceModel.forward, one per block.
+        reset: bool [B, T], or None.
     """
     B, T, d = x.shape
     x = x.view(B * T, d)
@@ -79,7 +83,7 @@ def hidden_states(
     for block, state, next_norm in zip(blocks, states, after, strict=True):
         recurrence = block.recurrence
         N, D, R = recurrence.num_heads, recurrence.head_dim, recurrence.R
-        # Nothing holds on to what has been read: gates and hidden layer have several times the size of x.
+        # Gates and hidden layer are several times as large as x: free each as soon as it has been read.
         gates = torch.mm(normed, block.gates.weight.t()).view(B, T, -1, N, D)
         before = None if state is None else state[0].transpose(0, 1)
         h, last = flashrnn(gates, R, recurrence.b, before, recurrence.cell, recurrence.backend, reset=reset)
@@ -95,13 +99,16 @@ def hidden_states(
 
 
 def logits(x: Tensor, head: nn.Module) -> Tensor:
-    """Return head(x) [B, C] without gradients. In 16 bits a product with several sequences is several times slower if
-    its number of rows is not a multiple of eight: the remaining rows are a second product."""
+    """Return head(x) [B, C] for x [B, d], without gradients.
+
+    In 16 bits and with several sequences, a product is several times slower if the number of rows of the weight is not
+    a multiple of eight. The remaining rows are therefore computed by a second product.
+    """
     (B, _), C = x.shape, head.out_features
     whole, rest = C // _ALIGNED * _ALIGNED, C % _ALIGNED
     if B == 1 or x.device.type != "cuda" or x.dtype.itemsize != 2 or not (whole and rest) or not _is_plain_linear(head):
         return head(x)
-    rows = x.new_empty(B, whole + _ALIGNED)  # so that each row is aligned for vectorised stores
+    rows = x.new_empty(B, whole + _ALIGNED)  # keeps each row aligned for vectorised stores
     weight = head.weight
     torch.mm(x, weight[:whole].t(), out=rows[:, :whole])
     rows[:, whole:C] = torch.mm(x, weight[-_ALIGNED:].t())[:, -rest:]
@@ -109,7 +116,7 @@ def logits(x: Tensor, head: nn.Module) -> Tensor:
 
 
 def _plain(block: Block) -> PlainBlock | None:
-    # Looked up in dictionaries, because `Module.__getattr__` takes most of the time.
+    # Modules are looked up in dictionaries, because `Module.__getattr__` would take most of the time.
     parts = block._modules
     mixer, mlp = parts["mixer"], parts.get("mlp")
     if type(mixer) is not RNNMixer or type(mlp) is not MLP:

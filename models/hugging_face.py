@@ -1,8 +1,8 @@
-"""A SequenceModel as a causal language model of transformers: `save_pretrained`, `Auto` classes, `generate`.
+"""A SequenceModel as a causal language model of transformers, with `save_pretrained`, `Auto` classes and `generate`.
 
-Importing this module registers the classes with AutoConfig and AutoModelForCausalLM. Only safetensors and JSON are
-loaded, and a config can name only classes of `models.mixers`. In the wheel this package is `flashrnn_lm`, whose classes
-an exported folder names (`modeling_flashrnn.py`).
+Importing this module registers the classes with AutoConfig and AutoModelForCausalLM. Only safetensors and JSON files
+are loaded, and a config can name only classes of `models.mixers`. In the wheel this package is called `flashrnn_lm`;
+exported models refer to it under that name (`modeling_flashrnn.py`).
 """
 
 import inspect
@@ -42,11 +42,14 @@ from .walk import is_observed
 
 logger = logging.getLogger(__name__)
 
-REMOTE_CODE = Path(__file__).with_name("modeling_flashrnn.py")  # saved with a model, for machines without this clone
+REMOTE_CODE = Path(__file__).with_name("modeling_flashrnn.py")  # saved with each model, for machines without a clone
 
 
 def _without_padding(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
-    """Return the prompts' own tokens; `attention_mask` may be of a longer text, whose end they are."""
+    """Return the tokens of each prompt without padding.
+
+    The mask [B, L] may cover a longer text that ends with the prompts [B, T].
+    """
     rows = input_ids.tolist()
     if mask is None:
         return rows
@@ -55,7 +58,7 @@ def _without_padding(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
 
 
 def _is_without_padding(attention_mask: Tensor) -> bool:
-    return bool((attention_mask == 1).all())  # which waits for the device, but not for a prompt that is being read
+    return bool((attention_mask == 1).all())  # waits for the current stream, not for the one that reads a prompt
 
 
 class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
@@ -64,30 +67,31 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = FlashRNNConfig
     base_model_prefix = "model"
     _input_embed_layer = "embedding"
-    _is_stateful = True  # a token that has been read cannot be taken back
+    _is_stateful = True  # the cache cannot drop a token that has been read
 
     def __init__(self, config: FlashRNNConfig) -> None:
         super().__init__(config)
         self.model = config.build()
         self._decoder_cache, self._prompt_reader = DecoderCache(), PromptReader()
-        # The prompt of the running `generate`, if it is being read.
+        # The prompt of the running `generate` and its reading, if it was started ahead of transformers' own call.
         self._ahead: tuple[Tensor, ReadingPrompt] | None = None
         self.post_init()
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any):
-        """Load a model as transformers does, but from safetensors alone, and with an error for weights that are
-        missing."""
+        """Load a model as transformers does, but only from safetensors, and raise ValueError if weights do not fit."""
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs | {"use_safetensors": True})
         if wrong := {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys") if info[kind]}:
             raise ValueError(f"the weights do not fit the model of config.json: {wrong}")
         return (model, info) if output_loading_info else model
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Save a model as transformers does, and the code by which `trust_remote_code=True` loads it elsewhere;
-        `push_to_hub` uploads both."""
+        """Save the model as transformers does, with the code that `trust_remote_code=True` needs to load it elsewhere.
+
+        `push_to_hub` uploads both.
+        """
         if is_quantized(self):
-            raise ValueError("weights in 8 bits are for generation: save the model before `quantize`")
+            raise ValueError("a model with 8-bit weights cannot be saved: save it before calling `quantize`")
         names = {"AutoConfig": "FlashRNNConfig", "AutoModelForCausalLM": "FlashRNNForCausalLM"}
         self.config.auto_map = {auto: f"{REMOTE_CODE.stem}.{name}" for auto, name in names.items()}
         super().save_pretrained(save_directory, *args, **kwargs)
@@ -95,18 +99,17 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
             shutil.copyfile(REMOTE_CODE, Path(save_directory, REMOTE_CODE.name))
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Do nothing: a SequenceModel has initialised itself."""
+        """Do nothing: a SequenceModel initialises its own weights."""
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # `forward` makes the cache
+        return False  # `forward` creates the cache
 
     def get_output_embeddings(self) -> nn.Module:
         return self.model.head
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Set the output layer for `resize_token_embeddings`, which has set input embeddings of as many tokens
-        before."""
+        """Set the output layer, for `resize_token_embeddings`, which has already resized the input embeddings."""
         self.model.head = new_embeddings
         self.model.vocab_size = self.model.num_classes = new_embeddings.out_features
 
@@ -122,25 +125,26 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple:
-        """Return logits, and with `labels` the loss of predicting each next token.
+        """Return the logits and, with `labels`, the loss of predicting each next token.
 
         Args:
             input_ids: int64 [B, T], the tokens that are not in the cache yet.
-            attention_mask: [B, tokens in the cache + T], 0 at padding, which must be on the left of a sequence that
-                continues from the cache. Padding has no effect on the logits and states after it.
-            past_key_values: what an earlier call returned; it is updated in place.
-            labels: int64 [B, T], the same as input_ids; -100 is not scored. They are shifted here.
-            use_cache: return the cache; None: config.use_cache, but not in training.
-            output_hidden_states: return what goes into each block, and what comes out of the last norm, each
-                [B, T, d_model]; None: config.output_hidden_states.
-            logits_to_keep: give the logits of that many last positions only; 0: of all; a tensor: of these positions.
-                With 1, and without gradients, a long prompt takes the memory of a piece of it.
+            attention_mask: [B, tokens in the cache + T], 0 at padding. Padding must be on the left if the sequence is
+                continued from the cache. It has no effect on the logits and states after it.
+            past_key_values: the cache that an earlier call returned; it is updated in place.
+            labels: int64 [B, T], normally the same as input_ids, as they are shifted here; -100 is not scored.
+            use_cache: return the cache. None means config.use_cache, or False in training mode.
+            output_hidden_states: return the input of each block and the output of the last norm, each [B, T, d_model].
+                None means config.output_hidden_states.
+            return_dict: return a CausalLMOutputWithPast, otherwise a tuple. None means config.return_dict.
+            logits_to_keep: return only the logits of the last `logits_to_keep` positions; 0 means all. A tensor lists
+                the positions. With 1 and without gradients, a long prompt needs only the memory of one chunk.
 
         Returns:
             loss, logits [B, T, vocab_size], past_key_values and hidden_states.
         """
         if input_ids is None:
-            raise ValueError("the model takes input_ids, and no inputs_embeds")
+            raise ValueError("the model needs input_ids; inputs_embeds are not supported")
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         cache = StateCache() if past_key_values is None else past_key_values
@@ -166,7 +170,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
     def _read(
         self, input_ids: Tensor, states: Any, reset: Tensor | None, logits_to_keep: int | Tensor, all_hidden: bool
     ) -> tuple[Tensor, Any, tuple[Tensor, ...] | None]:
-        """Return logits of the positions to keep, the new states and, if asked for, all hidden states."""
+        """Return the logits of the positions to keep, the new states and, with `all_hidden`, all hidden states."""
         last_alone = isinstance(logits_to_keep, int) and logits_to_keep == 1
         if last_alone and not (all_hidden or torch.is_grad_enabled()):
             logits, states = self._prompt_reader.read(self.model, input_ids, states, reset)
@@ -178,7 +182,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
 
     @wraps(GenerationMixin.generate)
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        # A GPU begins to read the prompt now, because transformers prepares its call for a millisecond or more.
+        # Start reading the prompt on the GPU now: transformers needs a millisecond or more before it calls the model.
         ids = kwargs.get("input_ids") if inputs is None else inputs
         reading = self._prompt_reader.begin(self.model, ids) if self._reads_first(ids, args, kwargs) else None
         if reading is None:
@@ -191,10 +195,10 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
             reading.finish()  # the caller may overwrite the prompt
 
     def _reads_first(self, ids: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-        """Return whether `generate` is likely to read these tokens as they are; `_read_prompt` makes sure of it."""
+        """Return whether `generate` will probably read exactly these tokens; `_read_prompt` checks it again."""
         if not isinstance(ids, Tensor) or ids.device != self.device or ids.ndim != 2:
             return False
-        # The first call compiles kernels: `DecoderCache.prepare` does it in several processes.
+        # In the first call, `DecoderCache.prepare` compiles the kernels in several processes.
         if kwargs.get("past_key_values") is not None or self._decoder_cache.is_empty or is_observed(self):
             return False
         config = (args[0] if args else kwargs.get("generation_config")) or self.generation_config
@@ -214,15 +218,14 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         streamer: BaseStreamer | None = None,
         **inputs: Any,
     ) -> GenerateDecoderOnlyOutput | Tensor:
-        """Run the loop of greedy decoding and of sampling that `generate` calls: by a Decoder, or that of
-        transformers."""
+        """Run greedy decoding or sampling with a Decoder or, if it does not support the call, with transformers."""
         asked = request(logits_processor, stopping_criteria, generation_config, inputs)
         reason = asked if isinstance(asked, str) else unsupported_reason(self.model)
         if reason is None and (synced_gpus or self.device.type not in ("cpu", "cuda")):
             reason = "several GPUs" if synced_gpus else f"device {self.device.type}"
         if reason is None:
             return self._decode(input_ids, asked, generation_config, streamer, inputs)
-        logger.info("generating by the loop of transformers: %s", reason)
+        logger.info("generating with the loop of transformers, because of: %s", reason)
         options = {"synced_gpus": synced_gpus, "streamer": streamer, **inputs}
         return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, **options)
 
@@ -234,7 +237,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         streamer: BaseStreamer | None,
         inputs: dict[str, Any],
     ) -> GenerateDecoderOnlyOutput | Tensor:
-        # What the host reads of the prompts comes first: it would wait for the GPU to be done with them.
+        # The host reads the prompts before the GPU starts on them: later it would have to wait for the GPU.
         keys, penalized = None, asked.penalized(input_ids)
         if asked.params.sample:
             keys = row_random.keys(row_random.new_seed(), _without_padding(input_ids, inputs.get("attention_mask")))
@@ -249,7 +252,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         padding = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
         text = complete(decoder, first, ids, asked, padding, streamer, exact=bool(returned))
         if returned:
-            read = text.shape[1] - 1 - ids.shape[1]  # the last token has not been read
+            read = text.shape[1] - 1 - ids.shape[1]  # the model has not read the last token
             cache.states, cache.length = decoder.states(len(ids)), cache.length + read
         text = text.to(input_ids.device)
         if config.return_dict_in_generate:
@@ -272,6 +275,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
 
     @contextmanager
     def _inputs_of_blocks(self, asked: bool) -> Iterator[list[Tensor]]:
+        """Collect the inputs of all blocks during the context; none unless `asked`."""
         inputs: list[Tensor] = []
         blocks = self.model.blocks if asked else ()
         hooks = [block.register_forward_pre_hook(lambda _, given: inputs.append(given[0])) for block in blocks]
@@ -282,9 +286,9 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
                 hook.remove()
 
 
-# transformers asks for these several times in each call of `generate`, and takes a sixth of its time to find them anew.
+# transformers inspects these signatures several times per `generate`, which takes a sixth of its time without a cache.
 for method in (FlashRNNForCausalLM.forward, FlashRNNForCausalLM._sample):
     method.__signature__ = inspect.signature(method)
-# exist_ok, because one process may have both the clone's package and the wheel's.
+# exist_ok: a process may load the package both from a clone and from the wheel.
 AutoConfig.register(FlashRNNConfig.model_type, FlashRNNConfig, exist_ok=True)
 AutoModelForCausalLM.register(FlashRNNConfig, FlashRNNForCausalLM, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The config.json of a SequenceModel: sizes, and the mixers by their names in `models.mixers`."""
+"""The config.json of a SequenceModel: its sizes, and its mixers by their names in `models.mixers`."""
 
 import sys
 from collections.abc import Callable
@@ -17,8 +17,11 @@ MIXERS = f"{__package__}.mixers"
 
 
 class FlashRNNConfig(PreTrainedConfig):
-    """Sizes of a SequenceModel, and its mixer as {"name": a class of models.mixers, **its arguments}; with a pattern,
-    several mixers by their names in the pattern."""
+    """The arguments of a SequenceModel.
+
+    `mixer` is {"name": a class of models.mixers, **its arguments}. With a pattern, it has one such dictionary for each
+    name in the pattern.
+    """
 
     model_type = "flashrnn"
     attribute_map: ClassVar[dict[str, str]] = {
@@ -40,11 +43,11 @@ class FlashRNNConfig(PreTrainedConfig):
 
     @classmethod
     def from_hydra(cls, model: dict[str, Any]) -> "FlashRNNConfig":
-        """Return the config of a training config's section `model`: configs/model/*.yaml with all sizes set."""
+        """Return the config for the section `model` of a training config (configs/model/*.yaml with all sizes set)."""
         if model["num_classes"] != model["vocab_size"]:
             raise ValueError(
                 f"the model has {model['num_classes']} classes for a vocabulary of {model['vocab_size']}: "
-                "only language models can be exported, such as those of experiment=text_tiny"
+                "only language models can be exported, such as that of experiment=text_tiny"
             )
         sizes = {key: model[key] for key in ("vocab_size", "d_model", "num_blocks", "num_heads")}
         mixer, pattern = model["mixer"], model.get("pattern")
@@ -56,7 +59,7 @@ class FlashRNNConfig(PreTrainedConfig):
 
     @property
     def _mixers(self) -> dict[str, dict[str, Any]]:
-        """The mixers by their names in the pattern; without a pattern, the mixer by the name ""."""
+        """The mixers by their names in the pattern; without a pattern, the name is ""."""
         return {"": self.mixer or {}} if self.pattern is None else self.mixer
 
     @property
@@ -65,16 +68,20 @@ class FlashRNNConfig(PreTrainedConfig):
         return [cell for cell in cells if "." in cell]
 
     def import_cells(self) -> "FlashRNNConfig":
-        """Import the cells that the config names in other modules, and return itself; for configs that are trusted."""
+        """Import the cells that the config names in other modules, and return self. Only for trusted configs."""
         for cell in self._foreign_cells:
             get_cell(cell)
         return self
 
     def build(self) -> SequenceModel:
-        """Return the model, newly initialised."""
-        for cell in self._foreign_cells:  # from_pretrained must not run code because a config names it
+        """Return a newly initialised model.
+
+        Raises:
+            ValueError: a cell is in a module that has not been imported. A config must not make us import code.
+        """
+        for cell in self._foreign_cells:
             if (module := cell.rpartition(".")[0]) not in sys.modules:
-                raise ValueError(f"the model's cell is {cell}: import {module} first, if you trust it")
+                raise ValueError(f"the model uses the cell {cell}: import {module} first, if you trust it")
         mixers = {name: _builder(mixer) for name, mixer in self._mixers.items()}
         sizes = {"d_model": self.d_model, "num_blocks": self.num_blocks, "num_heads": self.num_heads, "mlp": self.mlp}
         mixer = mixers[""] if self.pattern is None else mixers
@@ -82,7 +89,7 @@ class FlashRNNConfig(PreTrainedConfig):
 
 
 def _described(mixer: dict[str, Any]) -> dict[str, Any]:
-    """Return a mixer of a training config as FlashRNNConfig has it."""
+    """Return the mixer of a training config in the format of FlashRNNConfig.mixer."""
     of_this_machine = ("_target_", "_partial_", "backend")
     options = {key: value for key, value in mixer.items() if key not in of_this_machine}
     return {"name": mixer["_target_"].removeprefix(f"{MIXERS}."), **options}
@@ -94,8 +101,10 @@ def _builder(mixer: dict[str, Any]) -> Callable[..., nn.Module]:
 
 
 def mixer_class(name: str) -> type[nn.Module]:
-    """Return the class of models.mixers with this name, such as "RNNMixer" or "mamba.MambaMixer"; raise ValueError for
-    anything else."""
+    """Return the class of models.mixers with this name, such as "RNNMixer" or "mamba.MambaMixer".
+
+    Raises ValueError for any other name.
+    """
     module, _, class_name = f".{name}".rpartition(".")
     try:
         found = getattr(import_module(f"{MIXERS}{module}"), class_name, None)
@@ -103,6 +112,6 @@ def mixer_class(name: str) -> type[nn.Module]:
         found = None
     if not (isinstance(found, type) and issubclass(found, nn.Module) and found.__module__.startswith(f"{MIXERS}.")):
         raise ValueError(
-            f"mixer {name!r}: there is no such class in {MIXERS}, and a model imports no other module: move it there"
+            f"mixer {name!r}: there is no such class in {MIXERS}, the only package that a config can name classes of"
         )
     return found

@@ -1,35 +1,36 @@
-"""The output layer and its cross-entropy, chunk by chunk, so that the logits of a batch are never in memory at once."""
+"""The output layer and its cross-entropy in chunks, so that the logits of a whole batch are never stored."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 IGNORE = -100  # label of a position that is not scored
-CHUNK = 2**28  # logits at a time: half a GB in bfloat16
-HALF_ROWS = 2**12  # rows at a time in float16, in which the sum of more rows' gradients may overflow
-ALIGNMENT = 64  # half-precision rows of the padded weight: whole cache lines, which tensor cores read at full speed
+CHUNK = 2**28  # logits per chunk: half a GB in bfloat16
+HALF_ROWS = 2**12  # largest number of rows per chunk in float16: a sum of more gradients may overflow
+ALIGNMENT = 64  # in half precision, rows are padded to whole cache lines, which tensor cores read at full speed
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean cross-entropy of the logits x weight^T, and whether the largest logit is that of the label.
+    """Return the mean cross-entropy of the logits x weight^T and, for each row, whether its largest logit is correct.
 
     Logits are computed in chunks of rows in the dtype of autocast, everything else in float32 (float64 for float64).
-    Gradients are computed together with the loss, so each chunk is computed once. Besides x, weight and their
+    Gradients are computed together with the loss, so that each chunk is computed only once. Besides x, weight and their
     gradients, this needs memory for a few times CHUNK logits, instead of M V logits in half precision and twice M V in
-    float32. Compiled, it needs CHUNK logits and their gradients in the dtype of autocast, and V d numbers per chunk for
-    the gradient of weight.
+    float32. When compiled, it needs CHUNK logits and their gradients in the dtype of autocast, and V d numbers per
+    chunk for the gradient of weight.
 
-    In half precision, V is padded to a multiple of 64, because rows of the 50,257 tokens of GPT-2 are not aligned for
-    tensor cores. torch.nn.functional.linear_cross_entropy (PyTorch 2.13) does not do this, does not return the second
-    result, and is not fused by torch.compile.
+    In half precision, V is padded to a multiple of 64, because rows of 50,257 logits (GPT-2) are not aligned for tensor
+    cores. torch.nn.functional.linear_cross_entropy (PyTorch 2.13) does not pad, does not return the second result, and
+    is not fused by torch.compile.
 
     Args:
         x: [M, d].
         weight: [V, d], the weight of the output layer.
-        labels: int64 [M], from 0 to V - 1, or IGNORE for a row that is not scored.
+        labels: int64 [M], from 0 to V - 1, or IGNORE for rows that are not scored.
 
     Returns:
         The loss, a scalar (NaN if no row is scored), and bool [M], True where the largest logit is that of the label.
+        The loss is float32, or float64 for float64 inputs.
     """
     x = x.to(_dtype_of_products(x))
     with_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
@@ -38,7 +39,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> tuple[Ten
 
 
 def _dtype_of_products(x: Tensor) -> torch.dtype:
-    """Return the dtype in which a matrix product sees x: its own, or that of autocast, which leaves float64 alone."""
+    """Return the dtype of matrix products with x: its own, or that of autocast, which does not apply to float64."""
     device = x.device.type
     if x.dtype == torch.float64 or x.is_meta or not torch.is_autocast_enabled(device):
         return x.dtype
@@ -46,7 +47,7 @@ def _dtype_of_products(x: Tensor) -> torch.dtype:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The summed loss and the right answers of all rows, with the gradients of the sum if asked for."""
+    """Return the summed loss and the correct rows; with `with_gradient`, also compute the gradients of the sum."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, labels: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor]:
@@ -77,12 +78,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_total: Tensor, _) -> tuple[Tensor | None, ...]:
         d_x, d_weight = ctx.saved_tensors
-        # In the dtype of d_total: rounded to half precision, the factor would be wrong for all rows.
+        # In the dtype of d_total: rounding the factor to half precision would add the same error to all rows.
         return (d_x.to(d_total.dtype) * d_total).to(d_x.dtype), (d_weight * d_total).to(ctx.weight_dtype), None, None
 
 
 def _rows_of_a_chunk(M: int, V: int) -> int:
-    """Return the rows of each of several equal chunks, in whole tiles of a matrix product."""
+    """Return the number of rows per chunk, such that chunks are equal and consist of whole matrix product tiles."""
     chunks = -(-M * V // CHUNK)
     return -(-M // chunks // ALIGNMENT) * ALIGNMENT
 
@@ -90,8 +91,10 @@ def _rows_of_a_chunk(M: int, V: int) -> int:
 def _cross_entropy(
     logits: Tensor, labels: Tensor, V: int, exact: torch.dtype, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return losses [rows], right answers [rows] and the losses' gradient with respect to `logits` [rows, V +
-    padding]."""
+    """Return the losses [rows], the correct rows [rows], and the gradient of the losses with respect to `logits`.
+
+    `logits` and the gradient are [rows, V + padding].
+    """
     scored = labels != IGNORE
     index = labels.where(scored, 0)[:, None]
     values = logits[:, :V].to(exact)
@@ -104,6 +107,7 @@ def _cross_entropy(
         return losses, right, None
     d_logits = (values - log_sum).exp() * scored[:, None]
     d_logits = F.pad(d_logits, (0, logits.shape[1] - V)).to(logits.dtype)
-    # At the label 1 is subtracted before rounding, in this one place: the rest stays a single pass over the chunk.
+    # The gradient at the label is softmax - 1. Only there is 1 subtracted, before rounding, so that all other elements
+    # are computed in a single pass over the chunk.
     at_label = ((of_label - log_sum).exp() - 1) * scored[:, None]
     return losses, right, d_logits.scatter_(1, index, at_label.to(logits.dtype))

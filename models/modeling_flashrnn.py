@@ -1,17 +1,17 @@
-"""An exported model for machines that have `pip install flashrnn-lm transformers` alone.
+"""The code of an exported model, for machines with `pip install flashrnn-lm transformers` and no clone of this project.
 
-`scripts.export` copies this file into the folder of the model, and `config.json` names its classes, so that
+`scripts.export` copies this file into the folder of the model, and the model's `config.json` names its classes, so that
 `AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)` finds them.
 """
 
-from flashrnn_lm import hugging_face  # models/ by its name in the wheel
+from flashrnn_lm import hugging_face  # the wheel contains models/ under this name
 
 
 class FlashRNNConfig(hugging_face.FlashRNNConfig):
-    """The config of the wheel, in a class of this file: transformers saves the file with what is loaded by it."""
+    """The config class of the wheel. As a class of this file, it makes transformers save this file with the model."""
 
 
 class FlashRNNForCausalLM(hugging_face.FlashRNNForCausalLM):
-    """The model of the wheel."""
+    """The model class of the wheel."""
 
     config_class = FlashRNNConfig

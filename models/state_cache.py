@@ -1,4 +1,4 @@
-"""What a SequenceModel remembers of the tokens so far, as the cache that transformers hands from call to call."""
+"""The states of a SequenceModel as the cache that transformers passes from call to call."""
 
 from collections.abc import Callable
 
@@ -10,9 +10,11 @@ from .backbone import States
 
 
 class StateCache(Cache):
-    """The states of all blocks: constant in size, but for attention's keys and values.
+    """The states of all blocks. Their size is constant, except for the keys and values of attention.
 
-    `states` is None, or what SequenceModel.forward returns; `length` counts the tokens, padding included.
+    Attributes:
+        states: what SequenceModel.forward returns; None before the first token.
+        length: number of tokens read, padding included.
     """
 
     is_croppable = False  # a recurrent state cannot go back
@@ -52,10 +54,15 @@ class StateCache(Cache):
 
 
 def document_starts(attention_mask: Tensor, length: int, past: int) -> Tensor | None:
-    """Return a mask that is True at the first token after left padding, bool [B, length]; None without such a token.
+    """Return a mask that is True at the first token after left padding, bool [B, length]; None if there is no padding.
 
     Args:
         attention_mask: [B, past + length], 0 at padding.
+        length: number of new tokens.
+        past: number of tokens in the cache.
+
+    Raises:
+        ValueError: the mask has another shape, or padding between tokens.
     """
     if attention_mask.ndim != 2 or attention_mask.shape[1] != past + length:
         raise ValueError(
@@ -69,7 +76,7 @@ def document_starts(attention_mask: Tensor, length: int, past: int) -> Tensor | 
     starts[:, 0] = False  # there is no padding before it
     if (starts & (mask.cumsum(dim=1) > 1)).any():
         raise ValueError(
-            "attention_mask has padding between tokens: a recurrent state runs through it. "
+            "attention_mask has padding between tokens, which would change the recurrent state. "
             "Pad on the left: tokenizer.padding_side = 'left'"
         )
     starts = starts[:, past:]

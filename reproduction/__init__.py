@@ -1,15 +1,15 @@
-"""What `python -m scripts.reproduce` regenerates, one file for each result of the paper, and what these share.
+"""The results of the paper that `python -m scripts.reproduce` regenerates, one file each, and code that they share.
 
-Names and titles stand here, so that listing them loads nothing else.
+Names and titles are listed here, so that listing them imports nothing else.
 """
 
 from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    module: str  # of this package; the Reproduction there has the name in capitals
+    module: str  # a module of this package, with a Reproduction whose name is that of the entry in capitals
     title: str
-    trains: bool = False  # models, by scripts.train
+    trains: bool = False  # whether it trains models with scripts.train
 
 
 ENTRIES = {

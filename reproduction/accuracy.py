@@ -1,4 +1,4 @@
-"""What the pages of accuracy share: runs of several seeds, how they were trained, what they reached beyond training."""
+"""Code shared by the pages of accuracies: runs with several seeds, how they were trained, and what they reached."""
 
 import math
 from collections.abc import Sequence
@@ -24,40 +24,39 @@ _NAMES = _LINEAR | {"mlstm": "mLSTM", "gru": "GRU", "lstm": "LSTM", "slstm": "sL
 
 
 def extrapolated(run: dict) -> float:
-    """Return the accuracy at the last position for lengths uniform over all ranges of evaluation, which lie beyond
-    training."""
+    """Return the accuracy at the last position, for lengths uniform over all evaluation ranges beyond training."""
     numbers = [high - low + 1 for low, high in (part["lengths"] for part in run["ranges"])]
     return float(np.average([part["accuracy"] for part in run["ranges"]], weights=numbers))
 
 
 def finished(runs: list[dict], **kept: str) -> list[dict]:
-    """Return the runs that have an evaluation and these values."""
+    """Return the finished runs with these values."""
     return [run for run in runs if "ranges" in run and all(run[key] == value for key, value in kept.items())]
 
 
 def mean_extrapolated(runs: list[dict], **kept: str) -> float | None:
-    """Return the mean over the finished runs that have these values; None if there is none."""
+    """Return the mean over the finished runs with these values; None if there is none."""
     each = [extrapolated(run) for run in finished(runs, **kept)]
     return mean(each) if each else None
 
 
 def model_name(model: str) -> str:
-    """Return a model's name as papers write it."""
+    """Return the name of a model as it is written in papers."""
     return _NAMES.get(model, model.capitalize() if model in MODELS else model)
 
 
 def solved(runs: list[dict], **kept: str) -> int:
-    """Return how many of the finished runs that have these values made no mistake."""
+    """Return how many of the finished runs with these values made no mistake."""
     return sum(map(without_mistake, finished(runs, **kept)))
 
 
 def without_mistake(run: dict) -> bool:
-    """Return whether a run was right at every length of the evaluation."""
+    """Return whether a run made no mistake at any length of the evaluation."""
     return all(part["accuracy"] == 1 for part in run["ranges"])
 
 
 def rounded_down(accuracy: float, digits: int = 3) -> str:
-    """Return digits of an accuracy, rounded down, so that what is not all right is not shown as 1.000."""
+    """Format an accuracy, rounded down, so that it is only shown as 1.000 if there was no mistake."""
     return f"{math.floor(accuracy * 10**digits + 1e-9) / 10**digits:.{digits}f}"
 
 
@@ -70,11 +69,12 @@ def seeds_without_mistake(runs: list[dict], **kept: str) -> str:
 
 
 def collected(options: Options, folder: Path, tasks: Sequence[str], what: str) -> list[dict]:
-    """Return the rows of runs on some tasks, below a folder and in `options.add_to`; of all tasks if these are several,
-    because users add some.
+    """Return the rows of runs on some tasks, from a folder and from `options.add_to`.
+
+    With several tasks, rows of all tasks are returned, because users add their own. `what` names the runs in errors.
 
     Raises:
-        ValueError: there are none, which are `what`, or they cannot stand side by side.
+        ValueError: there are no such runs, or they are not comparable.
     """
     rows = [
         row
@@ -85,12 +85,12 @@ def collected(options: Options, folder: Path, tasks: Sequence[str], what: str) -
     if options.runs and not runs:
         raise ValueError(f"no run below {folder} has accuracies of {what}")
     if len({str([part["lengths"] for part in run["ranges"]]) for run in runs}) > 1:
-        raise ValueError(f"runs below {folder} were evaluated at other lengths than others of them")
+        raise ValueError(f"not all runs below {folder} were evaluated at the same lengths")
     return rows
 
 
 def check_alike(runs: list[dict]) -> None:
-    """Raise ValueError if the runs of a model on a task differ in more than their seeds, or one seed stands twice."""
+    """Raise ValueError if runs of a model on a task differ in more than their seeds, or if a seed occurs twice."""
     first: dict[tuple, dict] = {}
     seeds = set()
     for run in runs:
@@ -106,7 +106,7 @@ def check_alike(runs: list[dict]) -> None:
 
 
 def training_notes(runs: list[dict]) -> list[str]:
-    """Return how the runs were trained, and which of them failed."""
+    """Return paragraphs on how the runs were trained, and on which of them failed."""
     by_setting: dict[tuple, list[dict]] = {}
     for run in finished(runs):
         seeds = len({other["seed"] for other in finished(runs, data=run["data"], model=run["model"])})
@@ -121,7 +121,7 @@ def training_notes(runs: list[dict]) -> list[str]:
 
 
 def _setting(steps: int, batch: int, low: int, high: int, seeds: int, chosen: str, runs: list[dict]) -> str:
-    """Return what was trained in this way, with overrides `chosen`: models with the same tasks together."""
+    """Return a sentence on the models that were trained in this way with the overrides `chosen`, grouped by tasks."""
     models_of: dict[str, list[str]] = {}
     for model in in_order(runs, "model", MODELS):
         tasks = ", ".join(in_order([run for run in runs if run["model"] == model], "data", TASKS))

@@ -8,7 +8,7 @@ from benchmarks.figures import number_log_axis
 
 
 def milliseconds_over(axes: Axes, label: str, sizes: Iterable[int]) -> None:
-    """Make both axes logarithmic, with the sizes themselves as ticks."""
+    """Make both axes logarithmic, with the sizes as ticks."""
     ticks = sorted(set(sizes))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -19,7 +19,7 @@ def milliseconds_over(axes: Axes, label: str, sizes: Iterable[int]) -> None:
 
 
 def over_tokens(axes: Axes) -> None:
-    """Make the horizontal axis logarithmic, in tokens."""
+    """Make the horizontal axis logarithmic, with units of tokens."""
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
     axes.grid(alpha=0.3)

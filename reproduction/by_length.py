@@ -1,4 +1,4 @@
-"""Accuracy of several models on one task by the length of the sequence: a table and a figure, a panel per model."""
+"""A table and a figure of the accuracy of several models on one task, by sequence length, with a panel per model."""
 
 import math
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from reproduction.accuracy import (
 from reproduction.result import Table, known
 from reproduction.runs import runs_of
 
-_GROUPED = 8  # lengths, of which a point of the figure is the mean
+_GROUPED = 8  # number of lengths that are averaged for a point of the figure
 
 
 def table(contents: list[dict], models: Sequence[str], published: dict[str, float] | None = None) -> Table:
-    """Return accuracies of each range of lengths, and beside them published ones, if there are any."""
+    """Return a table of the accuracies for each range of lengths, with published ones if there are any."""
     runs = finished(runs_of(contents))
     ranges = [part["lengths"] for part in runs[0]["ranges"]]
     beside = [] if published is None else ["paper"]
@@ -45,7 +45,7 @@ def table(contents: list[dict], models: Sequence[str], published: dict[str, floa
 
 
 def draw(contents: list[dict], file: Path, models: Sequence[str], published: dict[str, float] | None = None) -> None:
-    """Draw accuracy over length, a panel per model, seeds together."""
+    """Draw accuracy against length, with a panel per model that contains all seeds."""
     from matplotlib.figure import Figure
 
     runs = finished(runs_of(contents))
@@ -65,7 +65,7 @@ def draw(contents: list[dict], file: Path, models: Sequence[str], published: dic
         axes.set_title(f"{model_name(model)}: {rounded_down(accuracy)}{beside}")
         axes.title.set_fontsize(9)
         axes.set(ylim=(max(lowest, -0.05), 1.05), xlim=(0, None))
-    for axes in list(panels):  # those that no model is left for
+    for axes in list(panels):  # panels without a model
         axes.set_axis_off()
     figure.supxlabel("length of the sequence (green: training lengths; dotted: chance)", fontsize=9)
     figure.supylabel("accuracy at the last position", fontsize=9)
@@ -73,7 +73,7 @@ def draw(contents: list[dict], file: Path, models: Sequence[str], published: dic
 
 
 def _extrapolates(runs: list[dict], models: Sequence[str]) -> str:
-    """Return the models that extrapolate, as a title."""
+    """Return the title: the models that extrapolate."""
     right = [model_name(m) for m in models if mean_extrapolated(runs, model=m) > 0.99]
     low, high = (f(run["ranges"][k]["lengths"][k] for run in runs) for f, k in ((min, 0), (max, -1)))
     shortest, longest = runs[0]["training_lengths"]
@@ -84,7 +84,7 @@ def _extrapolates(runs: list[dict], models: Sequence[str]) -> str:
 
 
 def _grouped(runs: list[dict]) -> DataFrame:
-    """Return means of `length` and `accuracy` over neighbouring lengths; what is left over joins the last group."""
+    """Return means of `length` and `accuracy` over groups of neighbouring lengths; the last group takes the rest."""
     by_length = DataFrame([run["accuracy_by_length"] for run in runs]).mean().rename(int).sort_index()
     last = max(1, len(by_length) // _GROUPED) - 1
     groups = np.minimum(np.arange(len(by_length)) // _GROUPED, last)

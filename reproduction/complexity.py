@@ -1,4 +1,4 @@
-"""How the time of the kernels grows with length, batch and head size."""
+"""The growth of the kernels' time with sequence length, batch size and head size."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ SWEPT = ("length", "batch", "heads")
 
 
 def _curves(content: dict) -> dict[tuple[str, str, str], list[tuple[int, float]]]:
-    """Return size and milliseconds, by network, mode and implementation."""
+    """Return sizes and milliseconds by network, mode and implementation."""
     field, _ = SWEEPS[content["suite"]]
     curves: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
     for (case, mode), rows in by_job(content["rows"]).items():
@@ -40,8 +40,10 @@ def _table(contents: list[dict]) -> Table:
 
 
 def _draw(contents: list[dict], file: Path) -> None:
-    """Draw milliseconds of an LSTM over what each suite varies: a colour per implementation, a column of panels per
-    suite and a row per network."""
+    """Draw milliseconds of an LSTM against the size that each suite varies.
+
+    There is a colour per implementation, a column of panels per suite and a row per network.
+    """
     from matplotlib.figure import Figure
 
     every = [
@@ -72,7 +74,7 @@ def _is_drawn(kept: str, mode: str) -> bool:
 
 
 def _growth(varied: str, ours: list[tuple[int, float]]) -> str:
-    """Return how our time grows from the smallest to the largest size."""
+    """Return the growth of our time from the smallest to the largest size."""
     if len(ours) < 2:
         return varied
     (least, first), (most, last) = ours[0], ours[-1]
@@ -80,7 +82,7 @@ def _growth(varied: str, ours: list[tuple[int, float]]) -> str:
 
 
 def _finding(every: list[dict[tuple[str, str], list[tuple[int, float]]]]) -> str:
-    """Return whether our time grows less than what is varied, as a title."""
+    """Return the title: whether our time grows less than the size."""
     ours = [points for curves in every for (_, name), points in curves.items() if name == OURS and len(points) > 1]
     slower = ours and all(points[-1][1] / points[0][1] < points[-1][0] / points[0][0] for points in ours)
     grows = "this project's time grows by a smaller factor than the size" if slower else "time over size"

@@ -1,4 +1,4 @@
-"""What a state carried from batch to batch buys: perplexity over the position in long documents."""
+"""The benefit of carrying states from batch to batch: perplexity by position in long documents."""
 
 import math
 from collections.abc import Iterator
@@ -22,22 +22,22 @@ from reproduction.runs import (
 from reproduction.text_runs import check_finished, finished
 
 CONTEXTS = (128, 256, 1024)
-LANE = 4096  # tokens over which a state is carried where lanes are shuffled
+LANE = 4096  # number of tokens over which a state is carried in shuffled lanes
 EXPERIMENT = "context"
-EDGES = (0, 128, 1024, 4096, 16384)  # of the columns, in positions; the last ends with the documents
+EDGES = (0, 128, 1024, 4096, 16384)  # positions where columns start; the last one ends with the documents
 QUICK = (
     *("data.source=stdlib", "data.max_bytes=3_000_000", "data.tokenizer=bpe:2048", "data.eval_length=4096"),
     *("model.d_model=64", "model.num_blocks=2", "model.num_heads=2", "compile=false", "threads=1"),
     *("trainer.precision=32-true", "trainer.max_steps=40", "val_every=40", "schedule.warmup_steps=10"),
 )
-QUICK_TOKENS = 2048  # in a step
+QUICK_TOKENS = 2048  # tokens per step
 _CARRIED = {
     "lanes": ("data.stateful=true", f"data.lane_tokens={LANE}"),
     "whole": ("data.stateful=true",),
     "none": ("data.stateful=false",),
 }
 _TOLD = {"none": "without a carried state", "whole": "in one lane for each row", "lanes": "in shuffled lanes"}
-_STYLES = {  # by whether it is an LSTM, and how its state is carried
+_STYLES = {  # by whether the model is an LSTM, and how its state is carried
     (True, "none"): ("tab:orange", "--"),
     (True, "whole"): ("tab:green", ":"),
     (True, "lanes"): ("tab:blue", "-"),
@@ -45,7 +45,7 @@ _STYLES = {  # by whether it is an LSTM, and how its state is carried
     (False, "apart"): ("black", "-"),
 }
 _TOKENS = 32768
-_VALIDATED = 2**20  # tokens, the same for all contexts
+_VALIDATED = 2**20  # number of validation tokens, the same for all contexts
 
 
 def _measure(options: Options) -> list[Path]:
@@ -58,8 +58,11 @@ def _measure(options: Options) -> list[Path]:
 
 
 def _runs(folder: Path, quick: bool) -> Iterator[Run]:
-    """Yield the runs, the longest first: a Transformer that reads a document at once, or forgets as in training, and
-    LSTMs without states carried on, and with them, in shuffled lanes and in one for each row of a step."""
+    """Yield the runs, the longest first.
+
+    They are a Transformer that reads a whole document, or forgets as in training, and LSTMs without carried states,
+    with states carried in shuffled lanes, and with states carried in one lane for each row of a step.
+    """
     size = _size(CONTEXTS[-1], quick)
     for seen in ("null", CONTEXTS[-1]):
         yield Run(folder / f"transformer_{seen}", (*size, "model=transformer", f"data.eval_context={seen}"))
@@ -103,14 +106,14 @@ def _table(contents: list[dict]) -> Table:
 
 
 def edges(runs: list[dict]) -> list[tuple[int, int]]:
-    """Return first and last + 1 position of each column."""
+    """Return the first position of each column, and the one after its last."""
     found = runs[0]["by_position"]
     length = len(found["losses"]) * found["window"]
     return list(pairwise([edge for edge in EDGES if edge < length] + [length]))
 
 
 def perplexity(run: dict, low: int, high: int) -> float:
-    """Return the perplexity at positions low ... high - 1 of the documents."""
+    """Return the perplexity at the positions low ... high - 1 of the documents."""
     found = run["by_position"]
     losses = found["losses"][low // found["window"] : high // found["window"]]
     return math.exp(sum(losses) / len(losses))
@@ -132,7 +135,7 @@ def _notes(contents: list[dict]) -> list[str]:
 
 
 def _draw(contents: list[dict], file: Path) -> None:
-    """Draw perplexity over the position: solid with states carried on in training, dashed without."""
+    """Draw perplexity against position, with solid lines for states carried in training, and dashed lines otherwise."""
     from matplotlib.figure import Figure
 
     from reproduction.axes import over_tokens
@@ -157,7 +160,7 @@ def _draw(contents: list[dict], file: Path) -> None:
 
 
 def kind(run: dict) -> str:
-    """Return how a state was carried in training, or that blocks are apart in the evaluation."""
+    """Return how states were carried in training, or that the evaluation treats blocks separately."""
     if run["eval_context"]:
         return "apart"
     return "none" if not run["stateful"] else "lanes" if run.get("lane_tokens") else "whole"
@@ -168,7 +171,7 @@ def _is_lstm(run: dict) -> bool:
 
 
 def doubling(run: dict) -> list[tuple[int, float]]:
-    """Return the first position, 64 in place of 0, and the perplexity of ranges that double in length."""
+    """Return first position (64 instead of 0) and perplexity of ranges whose length doubles."""
     found = run["by_position"]
     window, length = found["window"], len(found["losses"]) * found["window"]
     starts = [0]
@@ -181,7 +184,7 @@ def doubling(run: dict) -> list[tuple[int, float]]:
 
 
 def _finding(runs: list[dict]) -> str:
-    """Return what the figure shows, as a title."""
+    """Return the title of the figure."""
     low, high = edges(runs)[-1]
     told, best = [], set()
     for context in CONTEXTS:

@@ -1,4 +1,4 @@
-"""Speed and accuracy of the kernels, from the files of scripts.benchmark."""
+"""Speed and accuracy of the kernels, from files of scripts.benchmark."""
 
 from collections import Counter
 from pathlib import Path
@@ -15,8 +15,11 @@ from reproduction.result import Options, Reproduction, Table, benchmark, kernels
 
 
 def jobs(contents: list[dict]) -> dict[Job, dict[str, dict]]:
-    """Return the rows by job and implementation, their runs as (file, run). Of files that share a job the first whose
-    run was not quick counts, or else the first, and the others add what it lacks."""
+    """Return the rows by job and implementation, with their runs as (file, run).
+
+    If several files contain a job, the first full run counts, or otherwise the first one; the other files add what it
+    lacks.
+    """
 
     def quick(rows: dict[str, dict]) -> bool:
         runs = (contents[file]["runs"][run] for file, run in (row["run"] for row in rows.values()))
@@ -55,7 +58,7 @@ def _speed_table(contents: list[dict]) -> Table:
 
 
 def _beside_paper(contents: list[dict]) -> list[str]:
-    """Return a table of the sizes that the paper has, where these were measured, with its bars."""
+    """Return a table of the sizes of the paper that were measured, with the paper's values."""
     published = paper("kernel_speed")
     measured = jobs(contents)
     shown = {D: measured.get(Job(Case("lstm", HIDDEN // D, D, 16), TRAINING), {}) for D in published["CUDA fused"]}
@@ -82,7 +85,7 @@ def _beside_paper(contents: list[dict]) -> list[str]:
 
 
 def attention_kernels(contents: list[dict]) -> Counter[str]:
-    """Return how many times of attention are those of each kernel, in files that say which was the fastest."""
+    """Return how often each attention kernel was the fastest, in files that record it."""
     return Counter(
         row["kernel"]
         for rows in jobs(contents).values()
@@ -101,7 +104,7 @@ def _speed_notes(contents: list[dict]) -> list[str]:
 
 
 def _draw_speed(contents: list[dict], file: Path) -> None:
-    """Draw milliseconds over head size, 16 sequences of 1024 steps; a row of panels for forward and for training."""
+    """Draw milliseconds against head size for 16 sequences of 1024 steps, with a row of panels per mode."""
     from matplotlib.figure import Figure
 
     measured = {job: rows for job, rows in jobs(contents).items() if (job.case.B, job.case.T) == (16, 1024)}
@@ -127,7 +130,7 @@ def _draw_speed(contents: list[dict], file: Path) -> None:
 
 
 def _finding(measured: dict[Job, dict[str, dict]]) -> str:
-    """Return the smallest and the largest ratio of the fastest recurrent peer's time to ours."""
+    """Return the title: the smallest and the largest ratio of the fastest recurrent peer's time to ours."""
     found = [times(rows) for rows in measured.values()]
     ratios = [ms[fastest_peer(ms)] / ms[OURS] for ms in found if OURS in ms and fastest_peer(ms)]
     if not ratios:

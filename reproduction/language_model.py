@@ -1,4 +1,4 @@
-"""The paper's table of language models on SlimPajama: hours, seconds per step and perplexity of each."""
+"""The paper's table of language models on SlimPajama, with hours, seconds per step and perplexity."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +9,11 @@ from reproduction.result import Options, Reproduction, Table, paper, save
 from reproduction.runs import Run, collect, failures, folder_of_runs, made_on, runs_of, speed, tokens, trained_by
 from reproduction.text_runs import by_text, check_finished, finished, names
 
-SOURCE = "language_model_runs"  # language_model_* are files of scripts.benchmark
-# By the paper's name of a backend; fused kernels are what `auto` takes there.
+SOURCE = "language_model_runs"  # because language_model_* are files of scripts.benchmark
+# By the paper's name of a backend; there, `auto` selects the fused kernels.
 BACKENDS = {"CUDA fused": (), "CUDA alternating": ("model.mixer.backend=cuda",), "nn.LSTM": NN_LSTM, "attention": ()}
 FULL, SCALED_DOWN = "slimpajama_160m", "python_160m"  # experiments
-TOKENS, STEPS, GPUS = 512 * 1024, 30_000, 8  # of a step, steps of a training, in the paper
+TOKENS, STEPS, GPUS = 512 * 1024, 30_000, 8  # tokens per step, number of steps and GPUs in the paper
 
 
 def _run(row: dict, folder: Path, quick: bool) -> Run:
@@ -34,12 +34,12 @@ def _measure(options: Options) -> list[Path]:
     rows = collect(folder, options.add_to)
     check_finished(options, rows)
     if options.runs and not any(ours(rows, row) for row in table):
-        raise ValueError(f"no run below {folder} is one of the paper's table: a model, heads and a backend of it")
+        raise ValueError(f"no run below {folder} has a model, number of heads and backend of the paper's table")
     return [save(SOURCE, options, {"runs": rows}, made_on(rows))]
 
 
 def ours(runs: list[dict], row: dict) -> dict | None:
-    """Return our run of a row of the paper's table, if it is finished; of several the one with the first seed."""
+    """Return our finished run for a row of the paper's table, the one with the first seed; None if there is none."""
 
     def key(model: str, heads: int, overrides: Sequence[str]) -> tuple:
         named = ("model.mixer.backend=", *(["trainer.precision="] if model == "nn_lstm" else []))
@@ -89,7 +89,7 @@ def _notes(contents: list[dict]) -> list[str]:
 
 
 def _texts(runs: list[dict]) -> list[str]:
-    """Return a paragraph where not all rows were trained on the same text, as a machine's sources change."""
+    """Return a paragraph if not all rows were trained on the same text, because a machine's sources have changed."""
     shown = [run for row in paper("language_model") if (run := ours(runs, row))]
     name_of = {id(run): f"`{name}`" for name, run in zip(names(shown), shown, strict=True)}
     texts = by_text(shown)
@@ -103,7 +103,7 @@ def _texts(runs: list[dict]) -> list[str]:
 
 
 def _draw(contents: list[dict], file: Path) -> None:
-    """Draw tokens per second and GPU, this project's and the paper's."""
+    """Draw tokens per second and GPU for this project and for the paper."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
@@ -124,7 +124,7 @@ def _draw(contents: list[dict], file: Path) -> None:
     ratios = [speed(run) / (TOKENS / row["step"] / GPUS) for run, row in trained if run]
     finding = f"Training is {min(ratios):.1f} to {max(ratios):.1f} times as fast as in the paper"
     axes.set(xlabel="tokens per second and GPU", title=finding)
-    axes.margins(x=0.08)  # room for the numbers at the bars
+    axes.margins(x=0.08)  # leaves room for the numbers at the bars
     axes.xaxis.set_major_formatter("{x:,.0f}")
     figure.legend(loc="outside lower center", ncols=2)
     figure.savefig(file, dpi=150)

@@ -1,4 +1,4 @@
-"""The largest head whose recurrent matrix stays on the chip, by the solver that chooses the kernels' tilings."""
+"""The largest head whose recurrent matrix fits on the chip, from the solver that chooses the tilings of the kernels."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def _table(contents: list[dict]) -> Table:
 
 
 def _draw(contents: list[dict], file: Path) -> None:
-    """Draw a field for each GPU and cell, with the paper's size where it has one."""
+    """Draw a field for each GPU and cell, with the size in the paper if there is one."""
     from matplotlib.figure import Figure
 
     sizes = {(row["gpu"], row["cell"]): row["head_dim"] for row in contents[0]["rows"]}

@@ -1,4 +1,4 @@
-"""The language models side by side on the same text: loss over tokens and over time, and what they end with."""
+"""Language models trained on the same text: loss against tokens and time, and the final values."""
 
 import math
 from collections.abc import Iterator
@@ -43,8 +43,8 @@ QUICK = (
 )
 # PyTorch's autocast computes cuDNN's networks in float16 whatever is asked for, so gradients need its scaling.
 NN_LSTM = ("trainer.precision=16-mixed",)
-_COLUMNS = 4  # of panels
-_SMOOTHED = 5  # logged losses, of which each point is the mean
+_COLUMNS = 4  # columns of panels
+_SMOOTHED = 5  # number of logged losses that are averaged for each point
 
 
 def _measure(options: Options) -> list[Path]:
@@ -55,7 +55,7 @@ def _measure(options: Options) -> list[Path]:
         raise ValueError(f"{options.add_to} has no losses of its runs: expected a file that loss_curves wrote")
     check_experiment(finished(rows), EXPERIMENT)
     if len(by_text(rows)) > 1:
-        raise ValueError(f"runs below {folder} were evaluated on other text than others, so none is beside another")
+        raise ValueError(f"runs below {folder} were evaluated on different texts, so they cannot be compared")
     return [save("loss_curves", options, {"runs": rows}, made_on(rows))]
 
 
@@ -67,7 +67,7 @@ def _runs(folder: Path, quick: bool) -> Iterator[Run]:
 
 
 def _curve(folder: Path) -> list[tuple[int, float]]:
-    """Return optimizer steps and training losses, as they were logged."""
+    """Return the logged optimizer steps and training losses."""
     return [(step + 1, loss) for step, loss in logged(folder, "loss").items()]
 
 
@@ -108,7 +108,7 @@ def _notes(contents: list[dict]) -> list[str]:
 
 
 def _draw(contents: list[dict], file: Path) -> None:
-    """Draw a panel for each run, the others behind it in gray."""
+    """Draw a panel for each run, with the others in gray behind it."""
     from matplotlib.figure import Figure
 
     runs = finished(runs_of(contents))
@@ -128,7 +128,7 @@ def _draw(contents: list[dict], file: Path) -> None:
         )
         axes.grid(alpha=0.3)
         axes.tick_params(labelsize=8)
-    for axes in list(panels):  # those that no run is left for
+    for axes in list(panels):  # panels without a run
         axes.set_axis_off()
     beginnings = [
         curve.iloc[len(curve) // 10] for curve in curves if len(curve)
@@ -140,13 +140,13 @@ def _draw(contents: list[dict], file: Path) -> None:
 
 
 def _called(name: str) -> str:
-    """Return the name of a run with its model's name as papers write it, without the keys of its overrides."""
+    """Return the name of a run, with its model's name as in papers, and without the keys of its overrides."""
     model, _, rest = name.partition(", ")
     return f"{model_name(model)}, {rest.replace('model.mixer.backend=', '').replace('trainer.precision=', '')}"
 
 
 def _smoothed(points: list[tuple[int, float]]) -> Series:
-    """Return losses by step, each the mean of it and of those before."""
+    """Return losses by step, each averaged with the ones before it."""
     return Series(dict(points), dtype=float).rolling(_SMOOTHED).mean().dropna()
 
 

@@ -1,4 +1,4 @@
-"""Long documents and long prompts: perplexity, size of the state and speed of generation over the length."""
+"""Long documents and prompts: perplexity, size of the state and speed of generation against the length."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from reproduction.text_runs import finished
 from training.provenance import short
 
 _SOURCES = ("context", "generation")
-_STYLES = {"lanes": "-", "whole": "-.", "none": "--", "apart": ":"}  # by how a state is carried
+_STYLES = {"lanes": "-", "whole": "-.", "none": "--", "apart": ":"}  # by how states are carried
 
 
 def _measure(options: Options) -> list[Path]:
-    """Return the files that this is made of."""
+    """Return the files from which this result is made."""
     files = [options.out / device_folder() / f"{source}.json" for source in _SOURCES]
     if missing := [file for file in files if not file.exists()]:
         raise ValueError(
@@ -26,13 +26,13 @@ def _measure(options: Options) -> list[Path]:
 
 
 def _runs(contents: list[dict]) -> list[dict]:
-    """Return the runs with the longest context, LSTMs first."""
+    """Return the runs with the longest context, with LSTMs first."""
     found = [run for run in finished(runs_of(contents[:1])) if run["context_length"] == CONTEXTS[-1]]
     return sorted(found, key=lambda run: (run["model"], list(_STYLES).index(kind(run))))
 
 
 def _generation(contents: list[dict]) -> list[dict]:
-    """Return what was timed after long prompts."""
+    """Return the rows that were timed after long prompts."""
     if len(contents) != len(_SOURCES) or "rows" not in contents[1]:
         raise ValueError(f"expected data of {' and '.join(_SOURCES)}, in this order")
     rows = [row for row in contents[1]["rows"] if row["batch"] == 1 and row["context"] >= 512]
@@ -94,7 +94,7 @@ def _draw(contents: list[dict], file: Path) -> None:
     of_state.set(ylabel="state of a document, MiB", xlabel="tokens read", yscale="log")
     paces = [row["tokens_per_s"] for row in rows]
     of_speed.set(ylabel="tokens per second, one sequence", xlabel="tokens before", yscale="log")
-    of_speed.set_ylim(min(paces) / 3, 2 * max(paces))  # a difference of a per cent is none
+    of_speed.set_ylim(min(paces) / 3, 2 * max(paces))  # differences of a per cent should not be visible
     number_log_axis(of_speed.yaxis)
     for axes in (of_text, of_state, of_speed):
         over_tokens(axes)
@@ -109,7 +109,7 @@ def _color(model: str) -> str:
 
 
 def _finding(runs: list[dict]) -> str:
-    """Return how large the states are at the end, as a title."""
+    """Return the title: the sizes of the states at the end."""
     tokens = len(runs[0]["by_position"]["losses"]) * runs[0]["by_position"]["window"]
     sizes = {run["model"]: run["by_position"]["state_mib"][-1] for run in runs if not run["eval_context"]}
     told = ", ".join(f"{model} {size:.3g} MiB" for model, size in sorted(sizes.items()))

@@ -1,4 +1,4 @@
-"""Parity as the paper has it: accuracy by the length of the sequence."""
+"""Parity as in the paper: accuracy by sequence length."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -13,7 +13,7 @@ from reproduction.runs import Run, folder_of_runs, made_on, runs_of
 
 
 def _measure(options: Options) -> list[Path]:
-    """Train every model with every seed, or take the runs below options.runs, and save what they reached."""
+    """Train every model with every seed, or collect the runs below options.runs, and save their results."""
 
     def runs(folder: Path) -> list[Run]:
         return [_run(folder, model, seed, options.quick) for seed in SEEDS for model in MODELS]
@@ -25,14 +25,14 @@ def _measure(options: Options) -> list[Path]:
 
 
 def _train_together(runs: Sequence[Run], options: Options) -> None:
-    """Train the runs on GPUs, those of `options.jobs` models at a time."""
+    """Train the runs on GPUs, those of `options.jobs` models at the same time."""
     of_models = {model: [run for run in runs if f"model={model}" in run.overrides] for model in MODELS}
     calls = [partial(together.train, of_model, options.overrides, {}) for of_model in of_models.values()]
     together.in_processes(calls, options.jobs)
 
 
 def _run(folder: Path, model: str, seed: int, quick: bool) -> Run:
-    # mLSTM, many small operators, wins the time of compiling back, but not in the 250 steps of quick=true.
+    # Compiling pays for mLSTM, with its many small operators, but not in the 250 steps of quick=true.
     compiled = str(model == "mlstm" and not quick).lower()
     experiment = "parity" if quick else "parity_paper"
     overrides = (f"experiment={experiment}", "data=parity", f"model={model}", f"seed={seed}", f"compile={compiled}")

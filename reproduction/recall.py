@@ -1,4 +1,4 @@
-"""Recall and a state at once: what a hybrid of recurrence and attention learns, and its parts alone do not."""
+"""Recall combined with state tracking: a task that a hybrid of recurrence and attention learns, but not its parts."""
 
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ QUICK = ("trainer.max_steps=100", "val_every=100", "data.eval_batches=1")
 
 
 def _measure(options: Options) -> list[Path]:
-    """Train every model with every seed, or take the runs below options.runs, and save what they reached."""
+    """Train every model with every seed, or collect the runs below options.runs, and save their results."""
 
     def runs(folder: Path) -> list[Run]:
         return [_run(folder, model, seed, options.quick) for seed in SEEDS for model in MODELS]

@@ -1,4 +1,4 @@
-"""All results that docs/results holds for a GPU: what is missing there, and the commands that measure it, in order."""
+"""The list of all results in docs/results for a GPU, with the commands that measure them, in order."""
 
 import json
 import signal
@@ -13,8 +13,8 @@ from benchmarks import ROOT
 
 
 class Entry(NamedTuple):
-    file: str  # without folder and ending
-    command: str  # of a module in scripts, with its arguments
+    file: str  # name without folder and suffix
+    command: str  # a module in scripts, with its arguments
 
 
 # What says most in a minute first; training runs, which take hours and go on where they stopped, last.
@@ -45,7 +45,7 @@ RECORD = (
 
 
 def commits(content: dict) -> set[str]:
-    """Return the commits by which the numbers in a file of results were made."""
+    """Return the commits with which the numbers in a file of results were measured."""
     if "suite" in content:
         return {content["runs"][row["run"]]["commit"] for row in content["rows"]}
     if "runs" in content:
@@ -54,7 +54,7 @@ def commits(content: dict) -> set[str]:
 
 
 def missing(folder: Path, commit: str) -> list[Entry]:
-    """Return what a device's folder lacks, or has from another commit."""
+    """Return the entries that a device's folder lacks, or has from another commit."""
 
     def there(entry: Entry) -> bool:
         file = folder / f"{entry.file}.json"
@@ -64,7 +64,7 @@ def missing(folder: Path, commit: str) -> list[Entry]:
 
 
 def measure(entries: list[Entry], seconds: float) -> Iterator[Entry]:
-    """Run the commands one after the other until the time is over; yield those that succeeded."""
+    """Run the commands one after the other until the time is up; yield those that succeeded."""
     end = time.monotonic() + seconds
     for entry in entries:
         if time.monotonic() >= end:
@@ -74,7 +74,7 @@ def measure(entries: list[Entry], seconds: float) -> Iterator[Entry]:
         try:
             code = process.wait(max(0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGTERM)  # upon which a training run saves its step
+            process.send_signal(signal.SIGTERM)  # makes a training run save its step
             process.wait()
             return
         if code == 0:

@@ -1,4 +1,4 @@
-"""What every reproduction consists of: data from measurements, a table and a figure of them, the paper's values."""
+"""The parts of every reproduction: measured data, a table and a figure, and the paper's values."""
 
 import json
 import os
@@ -25,13 +25,13 @@ from training.provenance import short
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for."""
+    """The options of the command line."""
 
-    quick: bool = False  # scaled down to a few CPU cores, or to minutes on a GPU
-    jobs: int = 1  # training runs at a time
-    runs: Path | None = None  # folder of finished runs, to collect instead of training
-    add_to: Path | None = None  # data of earlier runs, which these are added to
-    overrides: tuple[str, ...] = ()  # of every training run
+    quick: bool = False  # scale down to a few CPU cores, or to minutes on a GPU
+    jobs: int = 1  # number of simultaneous training runs
+    runs: Path | None = None  # folder of finished runs to collect instead of training
+    add_to: Path | None = None  # file with data of earlier runs to which these are added
+    overrides: tuple[str, ...] = ()  # overrides of every training run
     out: Path = RESULTS
 
 
@@ -40,11 +40,11 @@ class Reproduction:
     """One result of the paper.
 
     `measure(options)` writes JSON files and returns their paths; after an interruption it measures what is missing.
-    `table` and `draw` use the contents of such files and nothing else.
+    `table` and `draw` use only the contents of such files.
     """
 
-    source: str  # with what the name of its first data file begins
-    what: str  # what the table and the figure show
+    source: str  # beginning of the name of its first data file
+    what: str  # description of the table and the figure
     measure: Callable[[Options], list[Path]]
     table: Callable[[list[dict]], Table]
     draw: Callable[[list[dict], Path], object]  # to a .png
@@ -53,12 +53,12 @@ class Reproduction:
 
 @cache
 def paper(name: str) -> Any:
-    """Return the published values of a result; None where none is known."""
+    """Return the published values of a result; None for unknown values."""
     return yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text())[name]
 
 
 def quick_note(contents: list[dict]) -> list[str]:
-    """Return a paragraph that says so if the data is of a quick run."""
+    """Return a paragraph that marks the data as those of a quick run, if they are."""
     return ["This is the quick run (`quick=true`): it shows that all of it works."] if contents[0].get("quick") else []
 
 
@@ -67,15 +67,15 @@ def known(value: float | None, form: str = ".2f") -> str:
 
 
 def save(name: str, options: Options, content: dict, place: str | None = None) -> Path:
-    """Write <place>/<name>.json with what is needed to repeat it; a quick result does not replace a full one.
+    """Write <place>/<name>.json with everything needed to repeat it. A quick result does not replace a full one.
 
-    `place` is the folder of this device if None. Training runs have commits and devices of their own, whichever machine
-    collects them.
+    `place` is a folder; None means that of this device. Training runs have their own commits and devices, independent
+    of the machine that collects them.
     """
     path = options.out / (place or device_folder()) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     if options.quick and path.exists() and not json.loads(path.read_text()).get("quick", True):
-        raise ValueError(f"{path} holds a full result; a quick one goes elsewhere with out=FOLDER")
+        raise ValueError(f"{path} contains a full result; write the quick one to another folder with out=FOLDER")
     if missing := _called(json.loads(path.read_text())) - _called(content) if path.exists() else ():
         raise ValueError(
             f"{path} holds {len(missing)} runs that are not among these, `{' '.join(sorted(next(iter(missing))))}` for "
@@ -89,7 +89,7 @@ def save(name: str, options: Options, content: dict, place: str | None = None) -
 
 
 def _called(content: dict) -> set[frozenset[str]]:
-    """Return the overrides of each training run that has a result."""
+    """Return the overrides of each training run with a result."""
     return {frozenset(run["overrides"]) for run in content.get("runs", ()) if "environment" in run}
 
 
@@ -106,7 +106,7 @@ def benchmark(options: Options, name: str, *arguments: str) -> None:
 
 
 def kernels(options: Options, *suites: str) -> list[Path]:
-    """Return the speed of the kernels in these suites; a file of scripts.benchmark for each."""
+    """Measure the speed of the kernels in these suites; return the file of scripts.benchmark for each."""
     for suite in suites:
         benchmark(options, "kernels", f"suite={suite}", f"quick={str(options.quick).lower()}")
     return [options.out / device_folder() / f"kernels_{suite}.json" for suite in suites]
@@ -141,13 +141,13 @@ def _gpus_of_kernels(contents: list[dict]) -> set[str]:
 
 
 def write(name: str, reproduction: Reproduction, files: Sequence[Path], out: Path) -> list[Path]:
-    """Write <device>/<name>.md, the page of the data in `files`, and its figure; return their paths."""
+    """Write the page <device>/<name>.md of the data in `files` and its figure; return their paths."""
     first = files[0].stem
     if not first.startswith(reproduction.source):
-        raise ValueError(f"{files[0]} is no data of {name}, which is in {reproduction.source}*.json")
+        raise ValueError(f"{files[0]} does not contain data of {name}, which are in {reproduction.source}*.json")
     contents = [json.loads(file.read_text()) for file in files]
     if len(gpus := _gpus_of_kernels(contents)) > 1:
-        raise ValueError(f"the files hold kernel times of {' and '.join(sorted(gpus))}: give those of one GPU")
+        raise ValueError(f"the files contain kernel times of {' and '.join(sorted(gpus))}: give files of one GPU")
     stem = name + first.removeprefix(reproduction.source)
     out = out / files[0].resolve().parent.name
     out.mkdir(parents=True, exist_ok=True)

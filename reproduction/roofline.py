@@ -1,4 +1,4 @@
-"""Roofline: what the kernels reach of the GPU's arithmetic and memory rates."""
+"""Roofline: the fraction of the GPU's peak arithmetic and memory rates that the kernels reach."""
 
 import shutil
 from pathlib import Path
@@ -15,33 +15,32 @@ from reproduction.result import Options, Reproduction, Table, benchmark, kernels
 from training.peaks import peak_bandwidth, peak_flops
 
 SUITES = ("heads", "batch")
-_BATCH = 16  # of the cases that differ in their heads
+_BATCH = 16  # batch size of the cases that differ in their heads
 
 
 def operations(case: Case) -> int:
-    """Return the operations of the recurrent product of a forward pass; an element-wise step is little beside them."""
+    """Return the operations of the recurrent product in a forward pass; those of element-wise steps are negligible."""
     return 2 * len(get_cell(case.function).recurrent_gates) * case.N * case.D**2 * case.B * case.T
 
 
 def bytes_moved(case: Case) -> int:
-    """Return what a forward pass must read and write at least, in 16 bit: inputs and h once, R once for the whole
-    loop."""
+    """Return the bytes that a forward pass must read and write at least, in 16 bit: inputs, h and R once."""
     cell = get_cell(case.function)
     per_step = (len(cell.input_gates) + 1) * case.B * case.N * case.D
     return 2 * (per_step * case.T + len(cell.recurrent_gates) * case.N * case.D**2)
 
 
 def peaks(contents: list[dict]) -> tuple[str, float, float]:
-    """Return name, operations and bytes per second of the GPU that the data comes from."""
+    """Return name, operations per second and bytes per second of the GPU on which the data were measured."""
     gpu = contents[0]["runs"][-1]["machine"]["gpu"]
     flops, bandwidth = peak_flops(gpu), peak_bandwidth(gpu)
     if flops is None or bandwidth is None:
-        raise ValueError(f"the peaks of {gpu} are not known: add them to training/peaks.py")
+        raise ValueError(f"the peaks of {gpu} are unknown: add them to training/peaks.py")
     return gpu, flops, bandwidth
 
 
 def _points(contents: list[dict]) -> list[tuple[Case, str, float, float]]:
-    """Return case, implementation, operations per byte, operations per second."""
+    """Return case, implementation, operations per byte and operations per second of each point."""
     found = []
     for (case, mode), rows in jobs([content for content in contents if "suite" in content]).items():
         for name, ms in times(rows).items():
@@ -52,7 +51,7 @@ def _points(contents: list[dict]) -> list[tuple[Case, str, float, float]]:
 
 
 def _counted(contents: list[dict]) -> dict[Case, int]:
-    """Return bytes from and to memory of our forward passes, where the GPU's counters were read."""
+    """Return the bytes that our forward passes moved from and to memory, if the GPU's counters were read."""
     return {
         case_of(row): sum(kernel["memory_bytes"] for kernel in row["kernels"])
         for content in contents
@@ -77,8 +76,9 @@ def _table(contents: list[dict]) -> Table:
 
 
 def _draw(contents: list[dict], file: Path) -> None:
-    """Draw the share of the roof of the first cell, over head size and, for each network of the batch suite, over batch
-    size."""
+    """Draw the reached fraction of the roof for the first cell, against head size, and against batch size for each
+    network of the batch suite.
+    """
     from matplotlib.figure import Figure
 
     gpu, most, bandwidth = peaks(contents)
@@ -111,7 +111,7 @@ def _draw(contents: list[dict], file: Path) -> None:
 
 
 def _measure(options: Options) -> list[Path]:
-    """Measure times, and where ncu is at hand the bytes by the GPU's counters."""
+    """Measure times and, if ncu is installed, bytes by the GPU's counters."""
     timed = kernels(options, *SUITES)
     if shutil.which("ncu") is None:
         return timed

@@ -1,4 +1,4 @@
-"""Many runs of scripts.train: missing ones are started, and interrupted ones resumed."""
+"""Many runs of scripts.train, of which missing ones are started and interrupted ones resumed."""
 
 import json
 import os
@@ -45,8 +45,10 @@ def folder_of_runs(
     make: Callable[[Path], Iterable[Run]],
     trained: Callable[[Sequence[Run], Options], None] | None = None,
 ) -> Path:
-    """Return the folder to collect: options.runs, or else one of this name, in which `make(folder)` is then trained, by
-    scripts.train if `trained` is None."""
+    """Return the folder of runs to collect: options.runs, or one of this name after training `make(folder)` in it.
+
+    `trained` trains the runs; None means scripts.train.
+    """
     if options.runs is not None:
         return options.runs
     folder = OUTPUTS / (f"{name}_quick" if options.quick else name)
@@ -55,14 +57,14 @@ def folder_of_runs(
 
 
 def check_experiment(runs: Sequence[dict], experiment: str) -> None:
-    """Raise ValueError if one of the runs is of another experiment."""
+    """Raise ValueError if one of the runs belongs to another experiment."""
     if others := {run["experiment"] for run in runs} - {experiment}:
         raise ValueError(f"there are runs of experiment={', '.join(sorted(others))}: expected experiment={experiment}")
 
 
 def train(runs: Sequence[Run], options: Options) -> None:
-    """Train what has not finished, `options.jobs` runs at a time; failures are printed and left for the next call."""
-    if options.overrides:  # an error now, not one for each run
+    """Train the unfinished runs, `options.jobs` at a time. Failures are printed, and retried by the next call."""
+    if options.overrides:  # raise errors now, and not once per run
         composed([*runs[0].overrides, *options.overrides])
     for run in runs:
         _check_same(run, options.overrides)
@@ -89,13 +91,13 @@ def train(runs: Sequence[Run], options: Options) -> None:
                 progress.set_postfix_str("/".join(futures[future].folder.parts[-2:]))
                 if error := future.result():
                     progress.write(f"{' '.join(futures[future].overrides)} failed: {error}")
-        except BaseException:  # Ctrl-C ends the runs under way; those that wait for them must not begin
+        except BaseException:  # Ctrl-C ends the current runs; waiting ones must not start
             pool.shutdown(cancel_futures=True)
             raise
 
 
 def _check_same(run: Run, overrides: Sequence[str]) -> None:
-    """Raise ValueError if the folder holds a run with other overrides."""
+    """Raise ValueError if the folder contains a run with other overrides."""
     called, asked = _overrides(run.folder), [*run.overrides, *overrides]
     if called and set(called) != set(asked):
         raise ValueError(
@@ -105,14 +107,14 @@ def _check_same(run: Run, overrides: Sequence[str]) -> None:
 
 
 def _overrides(folder: Path) -> list[str]:
-    """Return the overrides of a run without those of a single call; none where there is no run."""
+    """Return the overrides of the run in a folder, without those of a single call; empty if there is no run."""
     file = folder / ".hydra" / "overrides.yaml"
     overrides = yaml.safe_load(file.read_text()) if file.exists() else []
     return [o for o in overrides if not o.startswith(("ckpt_path=", "trainer.enable_progress"))]
 
 
 def environments(jobs: int, gpus: Sequence[str], ours: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the environments of `jobs` concurrent runs: ours, each with one of the GPUs and a share of the cores."""
+    """Return the environments of `jobs` concurrent runs, each with one of the GPUs and its share of the cores."""
     if jobs == 1:
         return [dict(ours)]
     threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
@@ -121,7 +123,7 @@ def environments(jobs: int, gpus: Sequence[str], ours: Mapping[str, str]) -> lis
 
 
 def _gpus() -> list[str]:
-    """Return the GPUs that PyTorch sees, by their names in CUDA_VISIBLE_DEVICES."""
+    """Return the names of the visible GPUs as in CUDA_VISIBLE_DEVICES."""
     import torch
 
     number = torch.cuda.device_count()
@@ -130,7 +132,7 @@ def _gpus() -> list[str]:
 
 
 def _train(run: Run, overrides: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """Run scripts.train, and return the error if it failed."""
+    """Run scripts.train; return the error if it fails, otherwise None."""
     run.folder.mkdir(parents=True, exist_ok=True)
     where = [f"hydra.run.dir={quoted(run.folder)}", "trainer.enable_progress_bar=false"]
     if checkpoint.of_run(run.folder):
@@ -142,7 +144,7 @@ def _train(run: Run, overrides: Sequence[str], environment: Mapping[str, str]) -
 
 
 def failure(folder: Path) -> str:
-    """Return why a run has no results."""
+    """Return the reason why a run has no results."""
     log = folder / LOG
     lines = log.read_text().splitlines() if log.exists() else []
     errors = [line for line in lines if "Error" in line or line.startswith("error:")]
@@ -155,7 +157,7 @@ def runs_of(contents: list[dict]) -> list[dict]:
 
 
 def failures(runs: list[dict]) -> list[str]:
-    """Return a paragraph for each error, with the runs that have no results because of it."""
+    """Return a paragraph for each error, with the runs that it has ended."""
     of_error: dict[str, list[str]] = {}
     for run in (run for run in runs if "error" in run):
         of_error.setdefault(run["error"], []).append(f"`{' '.join(run['overrides'])}`")
@@ -166,7 +168,7 @@ def failures(runs: list[dict]) -> list[str]:
 
 
 def trained_by(runs: list[dict]) -> str:
-    """Return commit and device of the runs that have results."""
+    """Return the commits and devices of the runs with results."""
     made = {(run["environment"]["commit"], run["environment"]["device"]) for run in _results(runs)}
     return "; ".join(
         f"commit {short(commit) if commit else 'not known'} on {device}" for commit, device in sorted(made, key=str)
@@ -174,7 +176,7 @@ def trained_by(runs: list[dict]) -> str:
 
 
 def made_on(runs: list[dict]) -> str:
-    """Return the folder for results of the device that made most of these runs, not of the one that collects them."""
+    """Return the folder for results of the device on which most of these runs were trained."""
     devices = Counter(run["environment"]["device"] for run in _results(runs))
     if not devices:
         return device_folder()
@@ -187,22 +189,22 @@ def _results(runs: list[dict]) -> list[dict]:
 
 
 def evaluation(folder: Path) -> dict | None:
-    """Return the evaluation with which scripts.train finished a run; None where it did not."""
+    """Return the evaluation of a finished run of scripts.train; None if it has not finished."""
     file = folder / "eval.json"
     return json.loads(file.read_text()) if file.exists() else None
 
 
 def collect(folder: Path, add_to: Path | None = None, more: Callable[[Path], dict] = lambda run: {}) -> list[dict]:
-    """Return one row for each run that `train` or `scripts.train -m` left below `folder`.
+    """Return a row for each run below `folder` that was made by `train` or `scripts.train -m`.
 
-    A row has the run's overrides and either its evaluation, seconds per step and tokens per second (medians), or an
-    error. Of two runs with the same overrides the later one is kept, unless it alone failed: a run that was resumed in
-    another folder counts once.
+    A row contains the overrides of the run, and either its evaluation, seconds per step and tokens per second
+    (medians), or an error. Of two runs with the same overrides, such as one that was resumed in another folder, only
+    the later is kept, unless it failed and the other did not.
 
     Args:
-        folder: of the runs.
-        add_to: a file of earlier rows, which come first.
-        more: returns what else a row has, from the run's folder.
+        folder: the folder of the runs.
+        add_to: a file with earlier rows, which come first.
+        more: returns further values of a row, given the folder of the run.
     """
     found = sorted(file.parent.parent for file in folder.glob("**/.hydra/hydra.yaml"))
     if not found:
@@ -248,17 +250,17 @@ def _row(folder: Path) -> dict:
 
 
 def tokens(run: dict) -> float:
-    """Return the number of tokens that a run was trained on."""
+    """Return the number of training tokens of a run."""
     return run["step"] * run["step_time"] * run["tokens_per_second"]
 
 
 def speed(run: dict) -> float:
-    """Return tokens per second, of one of the run's devices."""
+    """Return the tokens per second and device of a run."""
     return run["tokens_per_second"] / run["devices"]
 
 
 def logged(folder: Path, name: str) -> pandas.Series:
-    """Return what a run has logged as train/<name>, by step; nothing where it left no metrics.csv."""
+    """Return the values that a run has logged as train/<name>, by step; empty without a metrics.csv."""
     file, column = folder / "metrics.csv", f"train/{name}"
     table = pandas.read_csv(file, index_col="step") if file.exists() else pandas.DataFrame()
     return table[column].dropna() if column in table else pandas.Series(dtype=float)

@@ -1,4 +1,4 @@
-"""State tracking: every task with a file in configs, every model with the best of the same small grid of settings."""
+"""State tracking: every task with a config, and every model with the best settings of the same small grid."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -53,8 +53,10 @@ REFUSED = (
 
 
 def _measure(options: Options) -> list[Path]:
-    """Select every model's settings for every task, train it with every seed, and save what was reached; or take the
-    runs below options.runs."""
+    """Select the settings of every model for every task, train it with every seed, and save the results.
+
+    With options.runs, collect these runs instead.
+    """
     folder = options.runs
     if folder is None:
         folder = OUTPUTS / ("state_tracking_quick" if options.quick else "state_tracking")
@@ -66,14 +68,13 @@ def _measure(options: Options) -> list[Path]:
 
 
 def _telling(place: tuple[str, str]) -> int:
-    """Return the key that sorts tasks and models for training: the most telling tasks first, so that an interrupted
-    call has done what says most."""
+    """Return a sort key for tasks and models, with the most informative tasks first in case of an interruption."""
     task, _ = place
     return MOST_TELLING.index(task) if task in MOST_TELLING else len(MOST_TELLING)
 
 
 def _train_each(folder: Path, places: Sequence[tuple[str, str]], options: Options) -> None:
-    """Train the models of pairs of task and model by scripts.train."""
+    """Train the models of (task, model) pairs with scripts.train."""
     candidates = {place: list(_candidates(folder, *place, options.quick)) for place in places}
     train([run for place in places for run in candidates[place]], options)
     train([run for place in places for run in _chosen(folder, *place, candidates[place], options.quick)], options)
@@ -98,7 +99,7 @@ def _train_task(folder: Path, task: str, models: Sequence[str], options: Options
 
 
 def _chosen(folder: Path, task: str, model: str, candidates: Sequence[Run], quick: bool) -> list[Run]:
-    """Return the runs to report: every seed, with the settings that were selected."""
+    """Return the runs to report: every seed with the selected settings."""
     setting = selected(candidates)
     seeds, steps = SEEDS[:1] if quick else SEEDS, _steps(task, quick)
     return [_run(folder, task, model, setting, seed, steps) for seed in seeds] if setting else []
@@ -134,14 +135,14 @@ def _run(folder: Path, task: str, model: str, setting: tuple[str, ...], seed: in
 
 
 def selected(candidates: Sequence[Run]) -> tuple[str, ...] | None:
-    """Return the settings with the best accuracy at lengths of training; None if no run has finished."""
+    """Return the settings with the best accuracy at training lengths; None if no run has finished."""
     done = [run for run in candidates if run.finished]
     best = max(done, key=lambda run: evaluation(run.folder)["in_distribution"]["accuracy"], default=None)
     return best and tuple(override for override in best.overrides if override in OPTIONS)
 
 
 def _without_details(row: dict) -> dict:
-    """Return what the page needs: of a run of the selection its settings and its accuracy at lengths of training."""
+    """Return only what the page needs: for runs of the selection, settings and accuracy at training lengths."""
     if row.get("seed") != SELECTION_SEED:
         return {key: value for key, value in row.items() if key != "accuracy_by_length"}
     kept = ("experiment", "data", "model", "overrides", "seed", "step", "in_distribution", "environment")
@@ -162,7 +163,7 @@ def _table(contents: list[dict]) -> Table:
 
 
 def _by_task_and_model(runs: list[dict]) -> DataFrameGroupBy:
-    """Return what finished runs reached, a group for each task and model with its seeds as rows."""
+    """Return the results of finished runs, as a group for each task and model with its seeds as rows."""
     table = DataFrame({key: [run[key] for run in runs] for key in ("data", "model")})
     reached = {
         "accuracy": [extrapolated(run) for run in runs],
@@ -173,7 +174,7 @@ def _by_task_and_model(runs: list[dict]) -> DataFrameGroupBy:
 
 
 def _marks(seeds: DataFrameGroupBy) -> Series:
-    """Return * for what does not fit its task; nothing where the training lengths were not tested."""
+    """Return * for a model that does not fit its task; nothing if the training lengths were not tested."""
     return (seeds["fitted"].mean() < FITTED).map({True: "*", False: ""})
 
 
@@ -187,7 +188,7 @@ def _arranged(table: DataFrame, runs: list[dict]) -> DataFrame:
 
 
 def _notes(contents: list[dict]) -> list[str]:
-    """Return how the runs were trained, and for each model on each task what was selected and what it reached."""
+    """Return paragraphs on how the runs were trained, and the selected settings and their results."""
     runs = runs_of(contents)
     selections = [run for run in runs if run.get("seed") == SELECTION_SEED]
     if not selections:
@@ -210,7 +211,7 @@ def _notes(contents: list[dict]) -> list[str]:
 
 
 def not_learnt(selections: list[dict], chance: dict[str, float]) -> list[str]:
-    """Return the tasks on which no run of the selection is better than a guess by a tenth."""
+    """Return the tasks on which no run of the selection is better than a guess by 0.1."""
     best: dict[str, float] = {}
     for run in selections:
         best[run["data"]] = max(run["in_distribution"]["accuracy"], best.get(run["data"], 0))
@@ -218,8 +219,7 @@ def not_learnt(selections: list[dict], chance: dict[str, float]) -> list[str]:
 
 
 def _settings_table(runs: list[dict], selections: list[dict]) -> Table:
-    """Return for each model on each task its settings and their accuracies: in the selection, and of the seeds at and
-    beyond training lengths."""
+    """Return a table of settings for each model on each task, with the accuracies in the selection and of the seeds."""
     header = ["task", "model", "blocks", "MLP", "rate", "in the selection", "at training lengths", "beyond"]
     rows = [[*header, "seeds without a mistake"]]
     for task, model in product(in_order(runs, "data", TASKS), in_order(runs, "model", MODELS)):
@@ -245,7 +245,7 @@ def _in_distribution(runs: list[dict]) -> float:
 
 
 def _draw(contents: list[dict], file: Path) -> None:
-    """Draw the accuracy of every model on every task, coloured from chance to right."""
+    """Draw the accuracy of every model on every task, coloured from chance level to 1."""
     import numpy as np
     from matplotlib.figure import Figure
 

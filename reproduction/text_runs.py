@@ -1,12 +1,12 @@
-"""Collected runs of language models: which of them count, what they are called, what text they were evaluated on."""
+"""Collected runs of language models: which are valid, their names, and the text they were evaluated on."""
 
 from reproduction.result import Options
 
-_NAMED = ("experiment=", "model=", "model.num_heads=", "seed=")  # by columns of their own, or by the name
+_NAMED = ("experiment=", "model=", "model.num_heads=", "seed=")  # overrides with their own columns, or in the name
 
 
 def names(runs: list[dict]) -> list[str]:
-    """Return model, heads and seed of each run, and the overrides that it does not share with all the others."""
+    """Return model, heads and seed of each run, and the overrides that it does not share with all other runs."""
     shared = shared_overrides(runs)
     return [_name(run, shared) for run in runs]
 
@@ -25,12 +25,12 @@ def _name(run: dict, shared: list[str]) -> str:
 
 
 def finished(runs: list[dict]) -> list[dict]:
-    """Return the runs that have a perplexity, and logged how fast they were."""
+    """Return the runs with a perplexity and a logged speed."""
     return [run for run in runs if "perplexity" in run and run["step_time"]]
 
 
 def by_text(runs: list[dict]) -> dict[float, list[dict]]:
-    """Return finished runs by their validation text, which the unigram perplexity of its tokens tells apart."""
+    """Return finished runs by their validation text, which is identified by the unigram perplexity of its tokens."""
     texts: dict[float, list[dict]] = {}
     for run in finished(runs):
         if run.get("unigram_perplexity"):
@@ -39,6 +39,6 @@ def by_text(runs: list[dict]) -> dict[float, list[dict]]:
 
 
 def check_finished(options: Options, rows: list[dict]) -> None:
-    """Raise ValueError if no run below options.runs is one of a language model."""
+    """Raise ValueError if no run below options.runs is a finished language model."""
     if options.runs and not finished(rows):
         raise ValueError(f"no run below {options.runs} has a perplexity, and step times in its metrics.csv")

@@ -1,4 +1,4 @@
-"""Accuracy on parity beyond the lengths of training, beside the speed of training language models."""
+"""Accuracy on parity beyond the training lengths, compared with the speed of training language models."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -11,19 +11,19 @@ from reproduction.result import Options, Reproduction, Table, known, paper
 from reproduction.runs import speed
 
 SOURCES = ("parity", "loss_curves")
-_CELL_OF = {"nn_lstm": "lstm"}  # whose accuracies a model has
+_CELL_OF = {"nn_lstm": "lstm"}  # models that have the accuracies of another one
 
 
 class Row(NamedTuple):
     label: str
     cell: str
     accuracy: float
-    tokens_per_second: float | None  # None where no language model of the cell was trained
+    tokens_per_second: float | None  # None if no language model of the cell was trained
     device: str
 
 
 def _measure(options: Options) -> list[Path]:
-    """Return the files that this is made of."""
+    """Return the files from which this result is made."""
     files = [options.out / device_folder() / f"{source}.json" for source in SOURCES]
     for file in files:
         if not file.exists():
@@ -36,13 +36,13 @@ def _measure(options: Options) -> list[Path]:
 
 
 def rows(contents: list[dict]) -> list[Row]:
-    """Return every language model that was trained with the fastest kernels, and then the cells of which none was."""
+    """Return all language models trained with the fastest kernels, then the cells without a language model."""
     if len(contents) != len(SOURCES) or contents[1].get("quick"):
         raise ValueError(
             f"expected data of {', '.join(SOURCES)}, in this order, and none of a quick run of loss_curves"
         )
     parity, trained = (content["runs"] for content in contents)
-    first: dict[tuple[str, int], dict] = {}  # of each model's seeds
+    first: dict[tuple[str, int], dict] = {}  # the first seed of each model
     for run in sorted(text_runs.finished(trained), key=lambda run: run["seed"]):
         if not any(override.startswith("model.mixer.backend=") for override in run["overrides"]):
             first.setdefault((run["model"], run["num_heads"]), run)

@@ -1,4 +1,4 @@
-"""Runs of small models on GPUs by training.together: many in each of a few processes."""
+"""Runs of small models on GPUs with training.together: a few processes that train many models each."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -16,12 +16,14 @@ from tqdm import tqdm
 from reproduction.runs import LOG, Run
 from training.configuration import CONFIGS, with_values
 
-AT_ONCE = 16  # models of a process that train side by side
+AT_ONCE = 16  # number of models that a process trains at the same time
 
 
 def in_processes(calls: Sequence[Callable[[], None]], number: int) -> None:
-    """Make the calls, which can be pickled, in this order, in `number` processes that share the GPUs. Exceptions are
-    printed, and the other calls go on."""
+    """Make the calls in this order in `number` processes that share the GPUs. The calls must support pickling.
+
+    Exceptions are printed, and do not stop the other calls.
+    """
     context = get_context("spawn")
     gpus = context.Queue()
     for process in range(number):
@@ -42,8 +44,11 @@ def _begin(gpus: Queue, threads: int) -> None:
 
 
 def train(runs: Sequence[Run], overrides: Sequence[str], drawn: dict, beyond: bool = True) -> None:
-    """Train the runs that have not finished on this process's GPU, by training.together, which keeps its data in
-    `drawn`, and tests lengths `beyond` those of training. The reason why a run failed is in its log."""
+    """Train the unfinished runs on this process's GPU with training.together.train_together.
+
+    `drawn` is its cache of data, and `beyond` whether to test lengths beyond those of training. The reason why a run
+    failed is written to its log.
+    """
     from training.together import train_together
 
     device = torch.device("cuda", torch.cuda.current_device())
@@ -55,8 +60,10 @@ def train(runs: Sequence[Run], overrides: Sequence[str], drawn: dict, beyond: bo
 
 
 def _configs(runs: Sequence[Run], overrides: Sequence[str]) -> dict[Path, DictConfig]:
-    """Return the configs of runs by their folders, after writing there what scripts.train writes. Runs that choose the
-    same files of configs share a composition, which takes as long as hundreds of training steps."""
+    """Return the configs of runs by their folders, after writing the same files there as scripts.train.
+
+    Runs that choose the same config files share a composition, which takes as long as hundreds of training steps.
+    """
     alike: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         alike.setdefault(tuple(filter(_chooses_file, run.overrides)), []).append(run)
@@ -76,7 +83,7 @@ def _configs(runs: Sequence[Run], overrides: Sequence[str]) -> dict[Path, DictCo
 
 
 def _composed(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
-    """Return the config of scripts.train with these overrides, and the files of configs that they choose, by group."""
+    """Return the config of scripts.train with these overrides, and the config files that they choose, by group."""
     with initialize_config_dir(CONFIGS, version_base="1.3"):
         config = compose("train", list(overrides), return_hydra_config=True)
     choices = dict(config.hydra.runtime.choices)

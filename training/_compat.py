@@ -1,5 +1,8 @@
-"""All private interfaces of Lightning and PyTorch outside of the kernel package, and Lightning's loops, whose interface
-it does not promise. pyproject.toml bounds the versions."""
+"""The only module outside of the kernel package that uses private interfaces of Lightning and PyTorch.
+
+It also contains everything that depends on the structure of Lightning's loops, which is not a stable interface.
+pyproject.toml bounds the versions.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,26 +18,26 @@ SignalHandler = Callable[[int, Any], None]
 
 
 def handle_sigterm_by(trainer: Trainer, handler: SignalHandler) -> None:
-    """Replace Lightning's handler of SIGTERM, and its question to all processes in every batch."""
+    """Replace Lightning's SIGTERM handler, and disable its broadcast in every batch that checks for the signal."""
     trainer._signal_connector._sigterm_notifier_fn = handler
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
 def end_by_sigterm(trainer: Trainer, received: bool) -> None:
-    """Set the flag at which Lightning's loops raise SIGTERMException."""
+    """Set the flag that makes Lightning's loops raise SIGTERMException."""
     trainer._signal_connector.received_sigterm = received
 
 
 def align_loop(trainer: Trainer, epoch: tuple[int, int] | None) -> None:
-    """Set how many batches Lightning has counted, for a resumed run whose batches have another size.
+    """Correct Lightning's batch counters in a resumed run whose batches have another size.
 
-    Lightning validates by the count of all batches (`total`), and ends steps and epochs by that of the epoch
-    (`current`).
+    Lightning schedules validations by the count of all batches (`total`), and ends optimizer steps and epochs by the
+    count within the epoch (`current`).
 
     Args:
-        trainer: at the start of training.
-        epoch: the batches that have been taken of the epoch, and all that it has; None without epochs, where only
-            whole steps matter.
+        trainer: a trainer at the start of training.
+        epoch: the number of batches of the epoch that have been used, and the number of all its batches. None for data
+            without epochs, where only whole optimizer steps matter.
     """
     counted = trainer.fit_loop.epoch_loop.batch_progress
     step = trainer.accumulate_grad_batches
@@ -48,19 +51,19 @@ def align_loop(trainer: Trainer, epoch: tuple[int, int] | None) -> None:
 
 
 def _count_on(counted: Any, batches: int) -> None:
-    """Set how many batches one of Lightning's counters has seen."""
+    """Set one of Lightning's counters to this number of batches."""
     more = batches - counted.ready
     for name in ("ready", "started", "processed", "completed"):
         setattr(counted, name, getattr(counted, name) + more)
 
 
 def saved_step(callback: ModelCheckpoint) -> int:
-    """Return the step of the checkpoint that was saved last."""
+    """Return the step of the most recently saved checkpoint."""
     return callback._last_global_step_saved
 
 
 def keep_average_on(callback: WeightAveraging, device: torch.device) -> None:
-    """Set where a callback that has not been set up keeps its average."""
+    """Set the device of the averaged weights, before the callback's setup."""
     callback._device = device
 
 
@@ -68,11 +71,11 @@ class KeepingWriter(ExperimentWriter):
     """A writer of metrics.csv that appends to an existing file."""
 
     def _check_log_dir_exists(self) -> None:
-        pass  # Lightning's deletes the file here
+        pass  # Lightning deletes the file here
 
 
 def enclosing_ddp() -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel whose forward is running."""
+    """Return the DistributedDataParallel whose forward is running, if any."""
     return DistributedDataParallel._get_active_ddp_module()
 
 

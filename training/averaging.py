@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights, kept beside them."""
+"""An exponential moving average of the weights."""
 
 import warnings
 
@@ -10,13 +10,15 @@ from training._compat import keep_average_on
 
 
 class MovingAverage(EMAWeightAveraging):
-    """An EMAWeightAveraging whose average is on the device of the weights. Lightning's is on the CPU, so that each
-    update copies all weights."""
+    """An EMAWeightAveraging that keeps the average on the device of the weights.
+
+    Lightning keeps it on the CPU, so that each update copies all weights.
+    """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if isinstance(trainer.strategy, ModelParallelStrategy):
-            raise ValueError("callbacks=ema: sharded weights (FSDP) have no average; take trainer=h100_8 (DDP)")
+            raise ValueError("callbacks=ema does not support sharded weights (FSDP); use trainer=h100_8 (DDP)")
         keep_average_on(self, trainer.strategy.root_device)
-        with warnings.catch_warnings():  # of a configure_model that shards; ours only compiles then
+        with warnings.catch_warnings():  # about a configure_model that shards; without FSDP ours only compiles
             warnings.filterwarnings("ignore", message=".*overrides the configure_model")
             super().setup(trainer, pl_module, stage)

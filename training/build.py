@@ -1,4 +1,4 @@
-"""Data, model and trainer, built from a config."""
+"""Builds data, model and trainer from a config."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ from training.screen import Lines, progress_bar, show_model
 
 
 class Run(NamedTuple):
-    """A training that can begin."""
+    """Everything that a training needs, ready to start."""
 
     trainer: Trainer
     module: TrainingModule
@@ -34,9 +34,9 @@ class Run(NamedTuple):
 
 
 def build(config: DictConfig, resumed: Resumed | None = None) -> Run:
-    """Return the run of a config, with everything random drawn by its seed.
+    """Return the run of a config; the seed of the config determines all random values.
 
-    Sets in the config what it leaves open: sizes of the model, an id for wandb.
+    Values that the config leaves open are set in it: sizes of the model, and an id for wandb.
     """
     check(config)
     seed_everything(config.seed, verbose=False)
@@ -46,13 +46,13 @@ def build(config: DictConfig, resumed: Resumed | None = None) -> Run:
     before = resumed.file if resumed else start
     take_tokenizer(data, before and checkpoint.tokenizer_folder(before))
     name_wandb_run(config.logger, resumed.content["config"]["logger"] if resumed else {})
-    # Before the data, which may take hours to prepare: Lightning and the callbacks refuse mistakes here.
+    # Before the data, whose preparation may take hours, because Lightning and the callbacks report mistakes here.
     trainer = build_trainer(config)
     data.prepare_data()
     data.setup("fit")
     fit_model_to_data(config.model, data)
     if config.compile:
-        torch.compiler.reset()  # PyTorch compiles a function for few models, and a sweep has many
+        torch.compiler.reset()  # PyTorch recompiles a function only a few times, and a sweep has many models
     model, weights = build_model(config, start, isinstance(trainer.strategy, ModelParallelStrategy))
     model.checkpoint_blocks = config.activation_checkpointing
     schedule = schedule_of(config.get("schedule"))
@@ -64,12 +64,14 @@ def build(config: DictConfig, resumed: Resumed | None = None) -> Run:
 def build_model(
     config: DictConfig, start: Path | None, sharded: bool
 ) -> tuple[SequenceModel, Callable[[], Mapping[str, Tensor]] | None]:
-    """Return a model with its initial weights; if it will be sharded, a model on the meta device and a function that
-    returns the initial weights on the CPU, which one process calls.
+    """Return a model with its initial weights, and None.
+
+    A model that will be sharded is on the meta device. The second result is then a function that returns the initial
+    weights on the CPU, to be called by one process.
 
     Args:
-        config: of the run.
-        start: a checkpoint or export with initial weights; None draws them.
+        config: the config of the run.
+        start: a checkpoint or export with initial weights; None means random weights.
         sharded: whether the weights will be sharded over devices.
     """
     random_state = torch.get_rng_state()
@@ -89,11 +91,11 @@ def build_model(
 
 
 def name_wandb_run(loggers: DictConfig, before: Mapping) -> None:
-    """Set the id of a wandb run, which its checkpoints hold: that of the resumed run, or a new one.
+    """Set the id of the wandb run in the config: that of the resumed run, or a new one. Checkpoints store the config.
 
     Args:
-        loggers: of the config, by name.
-        before: the loggers of the resumed run.
+        loggers: the loggers of the config, by name.
+        before: the loggers of the resumed run, by name; empty for a new run.
     """
     if "wandb" in loggers:
         loggers.wandb.id = loggers.wandb.id or before.get("wandb", {}).get("id") or secrets.token_hex(4)
@@ -102,26 +104,26 @@ def name_wandb_run(loggers: DictConfig, before: Mapping) -> None:
 def build_loggers(loggers: DictConfig) -> list[Logger]:
     """Return the loggers of a config."""
     if "_target_" in loggers:
-        raise ValueError(f"logger._target_={loggers._target_}: loggers have names, as in logger.mine._target_=...")
+        raise ValueError(f"logger._target_={loggers._target_}: give the logger a name, as in logger.mine._target_=...")
     return [instantiate(logger) for logger in loggers.values()]
 
 
 def fit_model_to_data(model: DictConfig, data: LightningDataModule) -> None:
-    """Set the vocabulary and output sizes that the config leaves open."""
+    """Set the vocabulary and output sizes that the config leaves open to those of the data."""
     for key in ("vocab_size", "num_classes"):
         needed = getattr(data, key, None)
         model[key] = needed if model[key] is None else model[key]
         if model[key] is None:
-            raise ValueError(f"model.{key} is open, and {type(data).__name__} has no {key}: set one of them")
+            raise ValueError(f"model.{key} is null, and {type(data).__name__} has no {key}: set one of them")
         if needed is not None and model[key] < needed:
-            raise ValueError(f"model.{key}={model[key]}, but the data has {needed}; null takes that of the data")
+            raise ValueError(f"model.{key}={model[key]} is less than the {needed} of the data; null means that number")
 
 
 def build_trainer(config: DictConfig) -> Trainer:
     """Return the Trainer of a config with its callbacks."""
-    ends = [GracefulStop(), callbacks.RunRecord(config)]  # in this order: the second reports the signal of the first
+    ends = [GracefulStop(), callbacks.RunRecord(config)]  # in this order: RunRecord reports the signal
     samples = [callbacks.TextSamples(config.run_dir)] if config.samples else []
-    reports = [*samples, callbacks.StepStatistics()]  # in this order: samples do not count as training time
+    reports = [*samples, callbacks.StepStatistics()]  # in this order: generating samples is not training time
     hooks = [instantiate(config.checkpoint), *ends, *reports]
     hooks += [instantiate(callback) for callback in config.callbacks.values()]
     distributes_itself = getattr(get_object(config.data._target_), "distributes_itself", False)
@@ -130,8 +132,8 @@ def build_trainer(config: DictConfig) -> Trainer:
         hooks += [bar] * (bar not in hooks)
     else:
         loggers.append(Lines(config.run_dir, config.trainer.max_steps))
-    # Lightning's own requeueing writes checkpoints to the working folder, from which all later jobs would resume.
-    by_srun = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()  # torchrun may run within a job
+    # Lightning's requeueing would write checkpoints to the working folder, and all later jobs would resume from them.
+    by_srun = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()  # torchrun may run inside a SLURM job
     slurm = [SLURMEnvironment(auto_requeue=False)] if by_srun else []
     return instantiate(
         config.trainer,

@@ -1,4 +1,4 @@
-"""Callbacks that report on a run: its config, tokenizer, statistics of steps and samples of text."""
+"""Callbacks that record a run: its config and tokenizer, statistics of its steps, and samples of generated text."""
 
 import shutil
 import signal
@@ -21,15 +21,15 @@ from training.data_interface import decoded, samples
 from training.metrics_file import MetricsFile
 from training.peaks import PEAK_FLOPS, peak_flops
 
-PROMPT, CONTINUATION = 32, 64  # tokens of a validation block, tokens that the model adds
+PROMPT, CONTINUATION = 32, 64  # tokens taken from a validation block, tokens that the model generates
 SAMPLES = 3
 
 
 class RunRecord(Callback):
-    """Writes the config to the run's folder, checkpoints and loggers, and a tokenizer to the folder."""
+    """Writes the config to the run's folder, checkpoints and loggers, and the tokenizer of the data to the folder."""
 
     def __init__(self, config: DictConfig) -> None:
-        self._open_config = config  # the data set the model's vocabulary later
+        self._open_config = config  # the data set the model's vocabulary size in it later
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.config: dict[str, Any] = OmegaConf.to_container(self._open_config, resolve=True)
@@ -43,18 +43,18 @@ class RunRecord(Callback):
             return
         folder = Path(self.config["run_dir"])
         folder.mkdir(parents=True, exist_ok=True)
-        if pl_module.lr is not None:  # callbacks=lr_finder may have found another
+        if pl_module.lr is not None:  # callbacks=lr_finder may have changed it
             self.config["optim"]["lr"] = pl_module.lr
         OmegaConf.save(OmegaConf.create(self.config), folder / "config.yaml")
         if (tokenizer := getattr(trainer.datamodule, "tokenizer", None)) is not None:
             self._keep_tokenizer(tokenizer, folder / TOKENIZER)
         environment = results.environment(trainer.strategy.root_device)
         for logger in trainer.loggers:
-            if not isinstance(logger, MetricsFile):  # it would only write a second config.yaml
+            if not isinstance(logger, MetricsFile):  # which would only write a second config.yaml
                 logger.log_hyperparams({**self.config, "environment": environment})
 
     def _keep_tokenizer(self, tokenizer: Any, kept: Path) -> None:
-        """Save a tokenizer in place of what is there."""
+        """Save the tokenizer in the folder `kept`, replacing an earlier one."""
         new = kept.with_name(f"{TOKENIZER}.new")
         tokenizer.save_pretrained(str(new))
         shutil.rmtree(kept, ignore_errors=True)
@@ -70,27 +70,26 @@ class RunRecord(Callback):
         run = self.config["run_dir"]
         advice = f"ckpt_path={run} resumes it from its checkpoint"
         if not self.last.exists():
-            advice = f"no checkpoint yet, there is one every val_every={self.config['val_every']} steps"
+            advice = f"no checkpoint yet: one is written every val_every={self.config['val_every']} steps"
         elif step == trainer.max_steps:
             advice = f"python -m scripts.evaluate ckpt={run} evaluates it"
         by_signal = isinstance(exception, SIGTERMException) and exception.code
         cause = f"by {signal.Signals(exception.code - 128).name} " if by_signal else ""
         print(f"stopped {cause}at step {step}; {advice}", file=sys.stderr)
         if isinstance(exception, KeyboardInterrupt) and trainer.state.fn == "test":
-            raise SystemExit(128 + signal.SIGINT) from None  # Lightning would end with 1
+            raise SystemExit(128 + signal.SIGINT) from None  # Lightning's exit code would be 1
 
 
 class StepStatistics(Callback):
-    """Logs means over the last `log_every_n_steps` steps, with the time of checkpoints but without that of validation
-    and samples:
+    """Logs means over the last `log_every_n_steps` steps. Times include checkpoints, but not validation and samples.
 
-    train/step_time: seconds.
-    train/tokens_per_second: over all devices.
-    train/data_wait: share of the time in which the process waited for a batch of a `data.module.TimedLoader`. A GPU may
-        have been busy meanwhile.
-    train/mfu: model FLOPs utilisation: `SequenceModel.flops_per_token` over the peak of the GPU (training/peaks.py), in
-        half precision on a GPU whose peak is known.
-    train/gpu_memory: GiB, the peak of the allocated memory.
+    train/step_time: seconds per optimizer step.
+    train/tokens_per_second: tokens per second on all devices.
+    train/data_wait: fraction of the time in which the process waited for a batch of a `data.module.TimedLoader`. A GPU
+        may have been busy meanwhile.
+    train/mfu: model FLOPs utilisation, `SequenceModel.flops_per_token` relative to the peak of the GPU
+        (training/peaks.py). Logged in half precision on GPUs with a known peak.
+    train/gpu_memory: peak of the allocated memory in GiB.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -99,7 +98,9 @@ class StepStatistics(Callback):
             name = torch.cuda.get_device_name(pl_module.device)
             self._peak = peak_flops(name)
             if self._peak is None:
-                rank_zero_warn(f"train/mfu: the peak of {name!r} is unknown; known are {', '.join(PEAK_FLOPS)}")
+                rank_zero_warn(
+                    f"train/mfu is not logged: the peak of {name!r} is unknown; known are {', '.join(PEAK_FLOPS)}"
+                )
         self._logged_step = trainer.global_step
         self._restart(trainer)
 
@@ -130,24 +131,24 @@ class StepStatistics(Callback):
             found["mfu"] = speed * pl_module.model.flops_per_token(batch["input_ids"].shape[1]) / self._peak
         if pl_module.device.type == "cuda":
             found["gpu_memory"] = torch.cuda.max_memory_allocated(pl_module.device) / 2**30
-        for name, value in found.items():  # as tensors on the CPU: Lightning would make others on the GPU
+        for name, value in found.items():  # as CPU tensors: Lightning would turn numbers into tensors on the GPU
             pl_module.log(f"train/{name}", torch.tensor(value), prog_bar=name in ("tokens_per_second", "mfu"))
         self._logged_step = trainer.global_step
         self._restart(trainer)
 
 
 def _waited(trainer: Trainer) -> float:
-    """Return the seconds for which training has waited for batches; 0 for a loader that does not count them."""
+    """Return the seconds that training has waited for batches; 0 for a loader that does not count them."""
     return getattr(trainer.train_dataloader, "waited", 0.0)
 
 
 def _within_training(trainer: Trainer) -> bool:
-    """Return whether a validation is part of training, and not the sanity check before it."""
+    """Return whether the current validation is part of training, and not the sanity check before it."""
     return trainer.state.fn == "fit" and not trainer.sanity_checking
 
 
 class TextSamples(Callback):
-    """Write to samples.txt, and to wandb, how the model continues some validation texts after each validation."""
+    """Writes continuations of some validation texts to samples.txt and to wandb after each validation."""
 
     def __init__(self, folder: str) -> None:
         self.file = Path(folder) / "samples.txt"
@@ -157,8 +158,8 @@ class TextSamples(Callback):
         data = trainer.datamodule
         if not _within_training(trainer) or (prompts := samples(data, SAMPLES, PROMPT)) is None:
             return
-        draws = torch.Generator(pl_module.device).manual_seed(0)  # training is the same with and without samples
-        with trainer.precision_plugin.forward_context():  # on all ranks, because weights may be sharded
+        draws = torch.Generator(pl_module.device).manual_seed(0)  # own generator: samples must not change training
+        with trainer.precision_plugin.forward_context():  # runs on all ranks, because weights may be sharded
             tokens = [continuation(pl_module.model, prompt.to(pl_module.device), draws) for prompt in prompts]
         if not trainer.is_global_zero:
             return
@@ -175,7 +176,7 @@ class TextSamples(Callback):
 
 
 def continuation(model: torch.nn.Module, prompt: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
-    """Return CONTINUATION tokens that follow `prompt` [T], drawn by the model's probabilities, on the CPU."""
+    """Return CONTINUATION tokens sampled after `prompt` [T], int64 on the CPU."""
     tokens, states = [prompt], None
     for _ in range(CONTINUATION):
         logits, states = model(tokens[-1][None], states, return_states=True)

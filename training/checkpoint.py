@@ -1,4 +1,4 @@
-"""Checkpoints: written atomically, found by file or run folder, and loaded with one clear error."""
+"""Checkpoints: writing them atomically, finding them by file or run folder, and loading them with clear errors."""
 
 import json
 import sys
@@ -17,23 +17,26 @@ from data.atomic_file import replacing
 from training._compat import saved_step
 
 LAST = "last.ckpt"
-PREVIOUS = "previous.ckpt"  # what last.ckpt was before
+PREVIOUS = "previous.ckpt"  # the checkpoint before last.ckpt
 OUTPUTS = Path("outputs")
-TOKENIZER = "tokenizer"  # of a language model, a folder in that of the run
-SHOWN = 5  # weights that do not fit, in an error
-EXPORTED, TRAINING = "model.safetensors", "training.json"  # of a folder of scripts.export: weights; config and step
+TOKENIZER = "tokenizer"  # folder of a language model's tokenizer, inside the folder of the run
+SHOWN = 5  # largest number of mismatching weights listed in an error
+EXPORTED, TRAINING = "model.safetensors", "training.json"  # files of scripts.export: weights; config and step
 
 
 class StepCheckpoint(ModelCheckpoint):
-    """A ModelCheckpoint by steps that also saves after the last step, however training ends. Its base class saves after
-    trainer.fit, when the loops have moved on, so that a resumed run would miscount its steps."""
+    """A ModelCheckpoint that saves every N steps, and also after the last step, however training ends.
+
+    Its base class saves at the end of trainer.fit. By then the loops have advanced, and a resumed run would miscount
+    its steps.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         if self.monitor is not None:
             raise ValueError(
-                f"checkpoint.monitor={self.monitor}: checkpoints are saved before the validation of their step, whose "
-                "values would be those of the step before; checkpoint.save_top_k=-1 keeps all of them"
+                f"checkpoint.monitor={self.monitor}: a checkpoint is saved before the validation of its step, so it "
+                "would be judged by the previous validation; checkpoint.save_top_k=-1 keeps all checkpoints"
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -41,9 +44,9 @@ class StepCheckpoint(ModelCheckpoint):
         self._step, self._stop = trainer.global_step, False
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *batch: Any) -> None:
-        # Lightning calls checkpoints after all other callbacks, which may end training.
+        # Lightning calls checkpoint callbacks after all others, which may have asked to stop training.
         self._stop |= trainer.should_stop
-        trainer.should_stop = self._stop and trainer.global_step != self._step  # steps are whole
+        trainer.should_stop = self._stop and trainer.global_step != self._step  # stop only after a whole step
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
@@ -66,27 +69,30 @@ class StepCheckpoint(ModelCheckpoint):
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints atomically, and keeps the last one as the previous one."""
+    """Writes checkpoints atomically, and keeps the replaced last.ckpt as previous.ckpt."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         path = Path(path)
         try:
             with replacing(path, backup=path.with_name(PREVIOUS) if path.name == LAST else None) as file:
                 torch.save(checkpoint, file)
-        except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError for a full disk
+        except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError if the disk is full
             reason = str(error).partition("\n")[0]
             raise OSError(
-                f"the checkpoint {path} could not be written ({reason}): is the disk full? Earlier ones are untouched"
+                f"the checkpoint {path} could not be written ({reason}): is the disk full? Earlier ones are intact"
             ) from error
 
 
 def find(path: str, run_name: str | None = None) -> Path:
-    """Return the checkpoint file that a path means.
+    """Return the checkpoint file that a path stands for.
 
     Args:
-        path: a file; the folder of a run, which means its newest readable checkpoint, or of an export; or "last", the
-            newest checkpoint of all runs.
-        run_name: for "last", the name of the runs; None takes all.
+        path: a file; the folder of a run, for its newest readable checkpoint; the folder of an export; or "last", for
+            the newest readable checkpoint of all runs.
+        run_name: with "last", consider only runs of this name; None means all runs.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint, or none that can be read.
     """
     if path == "last":
         runs = OUTPUTS / str(run_name or "")  # a name may be a number
@@ -108,7 +114,7 @@ def find(path: str, run_name: str | None = None) -> Path:
         try:
             load(file)
         except ValueError as error:
-            print(f"passed over: {error}", file=sys.stderr)
+            print(f"skipped: {error}", file=sys.stderr)
         else:
             return file
     raise FileNotFoundError(unreadable if newest_first else missing)

@@ -1,4 +1,4 @@
-"""The frame of a command: Hydra reads its KEY=VALUE arguments, and an error is one line."""
+"""The frame of all commands: Hydra parses KEY=VALUE arguments, and errors are printed as one line."""
 
 import logging
 import os
@@ -26,24 +26,24 @@ from training.configuration import CONFIGS, check_kinds, check_required, compose
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 MULTIRUN = ("-m", "--multirun")
-MATMUL_PRECISIONS = ("highest", "high", "medium")  # of torch.set_float32_matmul_precision
+MATMUL_PRECISIONS = ("highest", "high", "medium")  # those of torch.set_float32_matmul_precision
 
 
 class JobError(CompactHydraException):
-    """An error that ended a job of a sweep and has been printed."""
+    """An error that has ended a job of a sweep, and that has already been printed."""
 
 
 def hydra_command(
     config_name: str, arguments: Callable[[list[str]], list[str]] = list
 ) -> Callable[[Callable[[DictConfig], float | None]], Callable[[], None]]:
-    """Return a decorator that makes a function of a config a command, with configs/<config_name>.yaml.
+    """Return a decorator that turns a function of a config into a command with configs/<config_name>.yaml.
 
-    A sweeper optimises what the function returns. Errors, those of Hydra too, end the command as `one_line_errors`
-    says.
+    A sweeper optimises the number that the function returns. All errors, including those of Hydra, are handled by
+    `one_line_errors`.
 
     Args:
-        config_name: of the config, without folder and ending.
-        arguments: makes those that Hydra reads of those that were typed, which stay in sys.argv for the function.
+        config_name: name of the config file, without folder and suffix.
+        arguments: maps the typed arguments to those that Hydra parses. sys.argv keeps the typed ones.
     """
 
     def decorate(job: Callable[[DictConfig], float | None]) -> Callable[[], None]:
@@ -61,7 +61,7 @@ def hydra_command(
                     check_kinds(*_given_and_usual(own, config_name))
                     return job(config)
 
-            # Hydra prints its errors with a traceback; with this variable it raises them.
+            # Without this variable, Hydra would print its errors with a traceback instead of raising them.
             with one_line_errors(), _environment(FULL_ERROR, "1"):
                 sys.argv = [typed[0], *arguments(typed[1:])]
                 hydra.main(version_base="1.3", config_path=CONFIGS, config_name=config_name)(run)()
@@ -72,14 +72,14 @@ def hydra_command(
 
 
 def _given_and_usual(own: DictConfig, config_name: str) -> tuple[dict[str, Any], DictConfig]:
-    """Return what `given_and_usual` does, by Hydra's own config."""
+    """Return the result of `given_and_usual` for the running command, whose Hydra config is `own`."""
     search = [override for override in own.overrides.hydra if override.startswith("hydra.searchpath=")]
     return given_and_usual([*search, *own.overrides.task], own.runtime.choices, config_name)
 
 
 @contextmanager
 def _environment(name: str, value: str | None) -> Iterator[None]:
-    """Set a variable of the environment for a while; None removes it."""
+    """Set an environment variable within the context; None removes it."""
     before = os.environ.pop(name, None)
     if value is not None:
         os.environ[name] = value
@@ -92,18 +92,18 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
 
 
 def named(arguments: Sequence[str], key: str) -> list[str]:
-    """Return KEY=VALUE arguments in which a word alone, first or after -m, has become `key`=WORD."""
+    """Return the arguments with a leading single WORD (also after -m) replaced by `key`=WORD."""
     first = next((k for k, word in enumerate(arguments) if word not in MULTIRUN), 0)
     return [f"{key}={word}" if k == first and re.fullmatch(r"\w+", word) else word for k, word in enumerate(arguments)]
 
 
 def values(config: DictConfig, name: str, *overrides: str) -> dict[str, Any]:
-    """Return a config as a dictionary, in which what is a list in configs/<name>.yaml is one, also of a value alone.
+    """Return a config as a dictionary. A single value becomes a list where configs/<name>.yaml has a list.
 
     Args:
-        config: as a command has composed it.
-        name: of the command's config.
-        overrides: that choose options of its groups.
+        config: the composed config of a command.
+        name: name of the command's config file.
+        overrides: the overrides that choose options of its groups.
     """
     lists = {key for key, value in composed(overrides, name).items_ex(resolve=False) if isinstance(value, ListConfig)}
     found = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -111,12 +111,12 @@ def values(config: DictConfig, name: str, *overrides: str) -> dict[str, Any]:
 
 
 def literal(arguments: Sequence[str], texts: Sequence[str] = (), paths: Sequence[str] = ()) -> list[str]:
-    """Return KEY=VALUE arguments in which some values are quoted, so that Hydra takes them literally.
+    """Return KEY=VALUE arguments with the values of some keys quoted, so that Hydra takes them literally.
 
     Args:
-        arguments: those of a command line.
+        arguments: the arguments of a command line.
         texts: keys whose values are always quoted.
-        paths: keys whose values are quoted unless Hydra reads them as a text, or in a sweep as several.
+        paths: keys whose values are quoted unless Hydra parses them as a string or, in a sweep, as several values.
     """
     sweep = not set(arguments).isdisjoint(MULTIRUN)
 
@@ -136,7 +136,7 @@ def _is_text(value: str, sweep: bool) -> bool:
 
 
 def parsed(argument: str) -> Override | None:
-    """Return how Hydra reads KEY=VALUE; None if it cannot."""
+    """Return KEY=VALUE as parsed by Hydra; None if Hydra cannot parse it."""
     try:
         return OverridesParser.create().parse_override(argument)
     except HydraException:
@@ -144,20 +144,26 @@ def parsed(argument: str) -> Override | None:
 
 
 def quoted(value: object) -> str:
-    """Return a value in quotes, so that Hydra takes it literally. Hydra unescapes backslashes only before quotes."""
+    """Return a value in quotes, so that Hydra takes it literally.
+
+    Only backslashes before quotes are escaped, because Hydra unescapes only those.
+    """
     escaped = re.sub(r"(\\*)('|$)", lambda end: end[1] * 2 + ("\\'" if end[2] else ""), str(value))
     return f"'{escaped}'"
 
 
 def unquoted(text: str) -> str:
-    """Return a text without Hydra's quotes and escapes; unchanged if Hydra does not read it as a text."""
+    """Return a string without Hydra's quotes and escapes; unchanged if Hydra does not parse it as a string."""
     found = parsed(f"key={text}")
     return found.value() if found and isinstance(found.value(), str) else text
 
 
 def prepare_process(threads: int | None, matmul_precision: str | None = None) -> None:
-    """Set PyTorch's threads and the precision of its float32 products, each unless it is None, and reduce Lightning's
-    messages to warnings that a user can act on."""
+    """Configure PyTorch and logging for a command.
+
+    Set the number of PyTorch's threads and the precision of its float32 products, unless they are None, and suppress
+    messages of Lightning that users cannot act on.
+    """
     import torch
 
     if threads is not None:
@@ -171,17 +177,18 @@ def prepare_process(threads: int | None, matmul_precision: str | None = None) ->
         torch.set_float32_matmul_precision(matmul_precision)
     messages = logging.getLogger("lightning.pytorch")
     messages.setLevel(logging.WARNING)
-    logging.getLogger("lightning").propagate = False  # it has a handler of its own: each message once
+    logging.getLogger("lightning").propagate = False  # it has its own handler; do not print messages twice
     messages.getChild("profilers").setLevel(logging.INFO)  # profilers log their tables
-    warnings.filterwarnings("ignore", message=".*dirpath has changed")  # a resumed run has a folder of its own
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*deprecated")  # between Lightning and PyTorch
+    warnings.filterwarnings("ignore", message=".*dirpath has changed")  # a resumed run may have a new folder
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*deprecated")  # Lightning uses an old interface of PyTorch
 
 
 @contextmanager
 def one_line_errors(job: str | None = None) -> Iterator[None]:
-    """End the program with the message of an expected error; HYDRA_FULL_ERROR=1 shows the traceback.
+    """Exit with the message of an expected error instead of a traceback, unless HYDRA_FULL_ERROR=1.
 
-    An error in a job of --multirun, which is given by its overrides, is printed and raised, because other jobs follow.
+    In a job of a sweep, described by its overrides `job`, the error is printed and raised as JobError, so that the
+    sweep continues.
     """
     try:
         yield
@@ -201,25 +208,25 @@ def one_line_errors(job: str | None = None) -> Iterator[None]:
 
 
 def _message(error: BaseException) -> str | None:
-    """Return the message of an error; None for an unexpected kind, of which the traceback matters."""
+    """Return the message of an error; None for an unexpected kind of error, which needs its traceback."""
     kind, text = type(error).__name__, str(error)
     if kind in ("MisconfigurationException", "SafetensorError"):
         return text
     if text.startswith("Early stopping conditioned on metric"):  # Lightning's
         return text
     if type(error).__module__.startswith("wandb."):
-        return f"{text} (of logger=wandb; WANDB_MODE=offline needs no account)"
+        return f"{text} (from logger=wandb; WANDB_MODE=offline needs no account)"
     if isinstance(error, InstantiationException) and hydra_errors.raised_by_target(error):
         return _message(error.__cause__) or hydra_errors.message(error)
     if isinstance(error, HydraException | OmegaConfBaseException):
         return hydra_errors.message(error)
-    if isinstance(error.__cause__, OSError) and str(error.__cause__) not in text:  # logging cannot write to a folder
+    if isinstance(error.__cause__, OSError) and str(error.__cause__) not in text:  # such as an unwritable log folder
         return f"{text}: {error.__cause__}"
     if kind == "OutOfMemoryError":
-        return f"{text.partition('. ')[0]}: lower data.batch_size (global_batch_size keeps what a step sees)"
+        return f"{text.partition('. ')[0]}: lower data.batch_size (global_batch_size keeps the size of a step)"
     if text.startswith("DataLoader worker"):
         reason = text.strip().rstrip(".")
-        return f"{reason}. A process that loads data died, often for want of memory: lower data.num_workers"
+        return f"{reason}. A process that loads data died, often because memory ran out: lower data.num_workers"
     if "in DataLoader worker process" in text.partition("\n")[0]:
         return text.strip().rpartition("\n")[2].partition(": ")[2] or text
     expected = YAMLError | ValueError | TypeError | OSError | ArithmeticError | ModuleNotFoundError

@@ -1,4 +1,4 @@
-"""A loss under torch.compile, also inside of DistributedDataParallel."""
+"""A loss function under torch.compile, with or without DistributedDataParallel."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,16 +11,16 @@ from training._compat import enclosing_ddp, without_ddp_cuts
 class CompiledLoss:
     """Compiles `loss`, any function of tensors, for one shape at a time.
 
-    PyTorch cuts what runs inside of DistributedDataParallel at its buckets, so that gradients are reduced while others
-    are computed. Batches that have none to reduce (of `no_sync`, which accumulates, or of an evaluation) have a graph
-    without those cuts. Where torch.compile cannot take `loss` as one graph (nn.LSTM, Mamba), both kinds use the graphs
-    of the kind that came first.
+    Inside of DistributedDataParallel, PyTorch cuts the graph at the gradient buckets, so that gradients are reduced
+    while others are still being computed. Batches without a reduction (accumulated ones in `no_sync`, and those of an
+    evaluation) get a second graph without these cuts. If torch.compile cannot capture `loss` as one graph (nn.LSTM,
+    Mamba), both kinds of batches use the graphs of the kind that came first.
     """
 
     def __init__(self, loss: Callable[..., tuple]) -> None:
         self._loss = loss
         self._compiled = torch.compile(loss, dynamic=False)
-        # By a function of its own: torch.compile keeps its graphs by function.
+        # A separate function for each kind, because torch.compile caches graphs by function.
         self._compiled_whole = torch.compile(self._whole, dynamic=False)
 
     def _whole(self, *arguments: Any) -> tuple:

@@ -1,4 +1,4 @@
-"""Checks of a config before anything slow begins; what Hydra and Lightning refuse is left to them."""
+"""Checks of a config before anything slow starts, beyond those of Hydra and Lightning."""
 
 import sys
 from typing import Any
@@ -16,79 +16,83 @@ from training.schedules import Schedule, schedule_of, with_schedule
 
 
 def check(config: DictConfig) -> None:
-    """Prepare the process, and raise for a training that cannot work."""
+    """Configure the process, and raise ValueError if the training cannot work."""
     check_complete(config)
-    prepare_process(config.threads, config.get("matmul_precision"))  # older configs have none
+    prepare_process(config.threads, config.get("matmul_precision"))  # older configs lack this key
     check_trainer(config.trainer)
     check_accelerator(config.trainer)
     check_buildable(config)
 
 
 def check_trainer(trainer: DictConfig) -> None:
-    """Raise for settings that Lightning accepts but that do not work, or that this program sets itself."""
+    """Raise ValueError for settings that Lightning accepts but that do not work, or that this program sets itself."""
     for name, instead in _OURS.items():
         if name in trainer:
             raise ValueError(f"trainer.{name} is set by this program: {instead}")
     if not isinstance(trainer.max_steps, int):
         raise ValueError(f"trainer.max_steps={trainer.max_steps} must be an integer, the number of optimizer steps")
     if str(trainer.strategy).startswith(("fsdp", "deepspeed")):
-        raise ValueError(f"trainer.strategy={trainer.strategy}: to share weights out, take trainer=fsdp_8 (FSDP2)")
+        raise ValueError(f"trainer.strategy={trainer.strategy}: to shard the weights, use trainer=fsdp_8 (FSDP2)")
     if str(trainer.strategy).endswith(("spawn", "fork", "notebook")):
         raise ValueError(
-            f"trainer.strategy={trainer.strategy}: results would stay in the processes it starts; take ddp, "
-            "which starts processes too"
+            f"trainer.strategy={trainer.strategy}: results would be lost with the processes it starts; use ddp, "
+            "which also starts one process per device"
         )
     if trainer.val_check_interval <= 0:
-        raise ValueError(f"val_every makes {trainer.val_check_interval} batches between validations: set at least 1")
+        raise ValueError(f"val_every gives {trainer.val_check_interval} batches between validations: set at least 1")
     if trainer.gradient_clip_val is not None and trainer.gradient_clip_val <= 0:
-        raise ValueError(f"trainer.gradient_clip_val={trainer.gradient_clip_val} must be positive; null: no clipping")
+        raise ValueError(
+            f"trainer.gradient_clip_val={trainer.gradient_clip_val} must be positive, or null for no clipping"
+        )
     check_evaluation(trainer)
     check_precision(trainer)
 
 
 def check_accelerator(trainer: DictConfig) -> None:
-    """Raise for a training on GPUs where there are none."""
+    """Raise ValueError for a training on GPUs if there is none."""
     if trainer.accelerator in ("gpu", "cuda") and not torch.accelerator.is_available():
         raise ValueError(
             f"trainer.accelerator={trainer.accelerator}, but PyTorch finds no GPU (python -m flashrnn doctor "
-            "shows why); trainer=single trains on the CPU as well"
+            "shows why); trainer=single also trains on a CPU"
         )
 
 
 _OURS = {
-    "default_root_dir": "hydra.run.dir=... is the folder of a run",
-    "callbacks": "+callbacks.NAME._target_=... adds one",
-    "logger": "the group logger chooses it",
-    "plugins": "it writes checkpoints with its own",
-    "use_distributed_sampler": "the DataModule says whether it distributes itself",
-    "overfit_batches": "data draw their own batches; for a quick try, trainer.max_steps=20 val_every=10",
+    "default_root_dir": "hydra.run.dir=... sets the folder of a run",
+    "callbacks": "+callbacks.NAME._target_=... adds a callback",
+    "logger": "the config group logger chooses it",
+    "plugins": "it needs its own to write checkpoints",
+    "use_distributed_sampler": "the DataModule states whether it distributes its samples itself",
+    "overfit_batches": "the data draw their own batches; for a quick test, use trainer.max_steps=20 val_every=10",
 }
 
 
 def check_evaluation(trainer: DictConfig) -> None:
-    """Raise where nothing would be evaluated."""
+    """Raise ValueError if nothing would be evaluated."""
     for name in ("limit_val_batches", "limit_test_batches"):
         if trainer.get(name) == 0:
-            raise ValueError(f"trainer.{name}=0: a run ends with an evaluation; val_every says how often before")
+            raise ValueError(f"trainer.{name}=0: a run ends with an evaluation; val_every sets the steps in between")
 
 
 def check_precision(trainer: DictConfig) -> None:
-    """Raise for float16 on a CPU, and for bfloat16 that a GPU emulates."""
+    """Raise ValueError for float16 on a CPU, and for bfloat16 on a GPU that only emulates it."""
     precision = str(trainer.precision)
     on_cpu = trainer.accelerator == "cpu" or not torch.accelerator.is_available()
     if precision.startswith("16") and on_cpu:
-        raise ValueError(f"trainer.precision={precision} needs a GPU; on a CPU it is bf16-mixed or 32-true")
+        raise ValueError(f"trainer.precision={precision} needs a GPU; on a CPU use bf16-mixed or 32-true")
     on_gpu = not on_cpu and torch.cuda.is_available()
     if precision.startswith("bf16") and on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise ValueError(
-            f"trainer.precision={precision}: {torch.cuda.get_device_name()} has no bfloat16; "
-            "expected 16-mixed or 32-true there"
+            f"trainer.precision={precision}: {torch.cuda.get_device_name()} does not support bfloat16; "
+            "use 16-mixed or 32-true"
         )
 
 
 def check_buildable(config: DictConfig) -> None:
-    """Raise for impossible sizes, settings that the optimizer does not take, and resets or states that the model cannot
-    be trained with. Model and optimizer are built on the meta device."""
+    """Raise for impossible sizes, unknown settings of the optimizer, and resets or states that the model cannot use.
+
+    To find these, model and optimizer are built on the meta device.
+    """
     asked = config.model.vocab_size
     sized = OmegaConf.merge(config, {"model": {"vocab_size": 1 if asked is None else asked}})  # null: that of the data
     import_targets([sized.model, sized.optim])
@@ -96,7 +100,7 @@ def check_buildable(config: DictConfig) -> None:
         with torch.device("meta"):
             model = instantiate(sized.model)
     except InstantiationException as error:
-        if isinstance(error.__cause__, RuntimeError):  # some part needs numbers, which the meta device has not
+        if isinstance(error.__cause__, RuntimeError):  # some part reads values, which tensors on the meta device lack
             return
         raise
     check_optimizer(sized.optim, schedule_of(sized.get("schedule")), model)
@@ -111,18 +115,21 @@ def check_buildable(config: DictConfig) -> None:
 
 
 def _check_states(model: Any) -> None:
-    """Raise if a model cannot be trained with states; print which mixers carry none."""
+    """Raise ValueError if the model cannot be trained with states; print which mixers carry no state."""
     if without := [part for part in model.modules() if not getattr(part, "trains_with_states", True)]:
         raise ValueError(
             f"data.stateful=true: {type(without[0]).__name__} cannot be trained with states; set it to false"
         )
     if nothing := {type(part).__name__ for part in model.modules() if not carries_state(part)}:
         text = f"data.stateful=true: {', '.join(sorted(nothing))} carries nothing from one batch to the next"
-        rank_zero_only(print)(f"{text}, and sees data.context_length tokens at most", file=sys.stderr)
+        rank_zero_only(print)(f"{text}, and sees at most data.context_length tokens", file=sys.stderr)
 
 
 def import_targets(section: Any) -> None:
-    """Import everything that a config names: constants of a module imported on the meta device have no values."""
+    """Import all classes that a config names.
+
+    If a module were first imported on the meta device, tensors among its constants would have no values.
+    """
     if isinstance(section, DictConfig) and section.get("_target_"):
         try:
             get_object(section._target_)
@@ -134,25 +141,25 @@ def import_targets(section: Any) -> None:
 
 
 def check_optimizer(optim: DictConfig, schedule: Schedule | None, model: Any) -> None:
-    """Raise for settings that the optimizer does not take; experiments set some for AdamW."""
+    """Raise ValueError for settings that the optimizer does not accept; experiments set some for AdamW."""
     try:
         configured = instantiate(optim)(model, fused=False)
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
         raise ValueError(
-            f"optim: {error}; experiments set keys for AdamW: ~optim.KEY removes one, and a function with **others "
-            "takes all (docs/training.md has an example)"
+            f"optim: {error}; experiments set keys for AdamW: remove them with ~optim.KEY, or write a function that "
+            "accepts **others (docs/training.md has an example)"
         ) from error
     with_schedule(configured, schedule)
 
 
 def _warn_of_float16(model: Any, trainer: DictConfig) -> None:
-    """Warn if PyTorch's autocast would run cuDNN's recurrent networks in float16 though bfloat16 was asked for."""
+    """Warn if PyTorch's autocast would run cuDNN's recurrent networks in float16 instead of bfloat16."""
     on_gpu = trainer.accelerator != "cpu" and torch.cuda.is_available()
     if on_gpu and trainer.precision == "bf16-mixed" and any(isinstance(m, torch.nn.RNNBase) for m in model.modules()):
         text = (
-            "warning: trainer.precision=bf16-mixed: on a GPU PyTorch computes torch.nn.LSTM in float16 all the same, "
-            "and no loss is scaled, so that small gradients vanish; trainer.precision=16-mixed does (docs/training.md)"
+            "warning: with trainer.precision=bf16-mixed, PyTorch still computes torch.nn.LSTM in float16 on a GPU, but "
+            "without loss scaling, so that small gradients vanish; use trainer.precision=16-mixed (docs/training.md)"
         )
         rank_zero_only(print)(text, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The folder of configs, their resolvers, and what is derived from a composed config."""
+"""The folder of configs, its resolvers, and functions of composed configs."""
 
 import re
 from collections.abc import Container, Mapping, Sequence
@@ -16,11 +16,11 @@ CONFIGS = str(Path(__file__).parents[1] / "configs")
 
 
 def accumulate(global_batch_size: int | None, batch_size: int | None, devices: int, num_nodes: int) -> int:
-    """Return how many batches to accumulate so that one optimizer step sees `global_batch_size` sequences."""
+    """Return the number of batches to accumulate for `global_batch_size` sequences per optimizer step."""
     if global_batch_size is None:
         return 1
     if not isinstance(devices, int) or devices < 1:
-        raise ValueError(f"trainer.devices={devices}: with global_batch_size set it must be the number of devices")
+        raise ValueError(f"trainer.devices={devices} must be the number of devices if global_batch_size is set")
     if batch_size is None:
         raise ValueError(
             f"global_batch_size={global_batch_size} must be a multiple of data.batch_size, which these data lack"
@@ -28,21 +28,21 @@ def accumulate(global_batch_size: int | None, batch_size: int | None, devices: i
     together = batch_size * devices * num_nodes
     if global_batch_size < 1 or global_batch_size % together:
         raise ValueError(
-            f"global_batch_size={global_batch_size} is no positive multiple of data.batch_size={batch_size} x "
+            f"global_batch_size={global_batch_size} must be a positive multiple of data.batch_size={batch_size} x "
             f"trainer.devices={devices} x trainer.num_nodes={num_nodes} = {together}"
         )
     return global_batch_size // together
 
 
 def composed(overrides: Sequence[str], name: str = "train") -> DictConfig:
-    """Return the config that a command composes from these overrides."""
-    in_a_command = GlobalHydra.instance().is_initialized()  # with the same folder of configs
+    """Return the config configs/<name>.yaml composed with these overrides."""
+    in_a_command = GlobalHydra.instance().is_initialized()  # a command has initialised Hydra with the same folder
     with nullcontext() if in_a_command else initialize_config_dir(CONFIGS, version_base="1.3"):
         return compose(name, overrides=list(overrides))
 
 
 def with_values(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """Return a copy of a composed config with other values, given as KEY=VALUE for keys that it has."""
+    """Return a copy of a composed config with other values of existing keys, given as KEY=VALUE."""
     changed = deepcopy(config)
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         OmegaConf.update(changed, override.key_or_group, override.value())
@@ -50,13 +50,13 @@ def with_values(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
 
 def check_complete(config: DictConfig) -> None:
-    """Raise for values that are still ???: Hydra would build objects without them, by the defaults of arguments."""
+    """Raise ValueError for values that are still ???. Hydra would omit them and use the defaults of arguments."""
     if missing := sorted(OmegaConf.missing_keys(config)):
         raise ValueError(f"{', '.join(missing)}: give a value, as in {missing[0]}=VALUE")
 
 
 def check_required(config: DictConfig, name: str) -> None:
-    """Raise for keys of configs/<name>.yaml that must be given and are not."""
+    """Raise ValueError for required keys of configs/<name>.yaml that were not given."""
     for key in config:
         if OmegaConf.is_missing(config, key):
             comment = re.search(rf"^{key}: \?\?\?  # (.*)", keys_of(name), re.MULTILINE)
@@ -65,12 +65,14 @@ def check_required(config: DictConfig, name: str) -> None:
 
 
 def check_kinds(given: Mapping[str, Any], usual: DictConfig) -> None:
-    """Raise for a word or a list in place of a number or of true and false: code would refuse it without its key, and
-    "no" is true to Python. Lightning takes words for some of its numbers, and checks them itself.
+    """Raise ValueError for strings and lists where the config has a number or a boolean.
+
+    Later errors would not name the key, and Python takes the string "no" as true. Keys of Lightning's trainer, some of
+    which accept strings and numbers, are left to Lightning.
 
     Args:
-        given: values by their keys.
-        usual: a config with what these keys have otherwise.
+        given: the given values by key.
+        usual: a config with the usual values of these keys.
     """
     for key, value in given.items():
         if not isinstance(value, str | list) or key.startswith("trainer.") or "${" in value:
@@ -84,12 +86,12 @@ def check_kinds(given: Mapping[str, Any], usual: DictConfig) -> None:
 def given_and_usual(
     overrides: Sequence[str], groups: Container[str], name: str = "train"
 ) -> tuple[dict[str, Any], DictConfig]:
-    """Return the values that a command gives to keys, and the config that it composes without them.
+    """Return the values that a command line gives to keys, and the config composed without them.
 
     Args:
-        overrides: all of the command.
-        groups: the names of all groups of options.
-        name: of the command's config.
+        overrides: all overrides of the command.
+        groups: the names of all config groups.
+        name: name of the command's config file.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     values = [one for one in parsed if one.key_or_group not in groups and not one.key_or_group.startswith("hydra.")]
@@ -98,10 +100,10 @@ def given_and_usual(
 
 
 def say_overruled(config: DictConfig, hydra: DictConfig) -> None:
-    """Print which values of the chosen model's file the experiment has replaced.
+    """Print which values in the file of the chosen model have been replaced by the experiment.
 
     Args:
-        config: as composed.
+        config: the composed config.
         hydra: Hydra's own config.
     """
     from lightning.pytorch.utilities import rank_zero_only
@@ -115,12 +117,12 @@ def say_overruled(config: DictConfig, hydra: DictConfig) -> None:
         if key.startswith("model.defaults") or value is None or str(value).startswith(("${", "???")) or key in given:
             continue
         if now != value:
-            text = f"{key}={now} by experiment={choices.experiment}, not {value} as in model={choices.model}"
-            rank_zero_only(print)(f"{text}: {key}={value} on the command line decides")
+            text = f"experiment={choices.experiment} sets {key}={now}, where model={choices.model} has {value}"
+            rank_zero_only(print)(f"{text}; {key}={value} on the command line overrides it")
 
 
 def leaves(section: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the values of a nested config by their full keys."""
+    """Return the values of a nested config by their full keys, which begin with `name`."""
     found = {}
     for key, value in section.items():
         found |= leaves(value, f"{name}.{key}") if isinstance(value, dict) else {f"{name}.{key}": value}
@@ -128,7 +130,7 @@ def leaves(section: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def mixer_name(model: Mapping[str, Any]) -> str:
-    """Return a model's name: its pattern, its cell or its mixer."""
+    """Return the name of a model: its pattern, its cell or its mixer."""
     if model.get("pattern"):
         return "-".join(model["pattern"])
     mixer = model["mixer"]
@@ -136,28 +138,30 @@ def mixer_name(model: Mapping[str, Any]) -> str:
 
 
 def chooses_backend(key: str) -> bool:
-    """Return whether a key is the backend of a mixer, which does not change the model's weights."""
+    """Return whether a key sets the backend of a mixer, which does not change the model's weights."""
     return key.startswith("model.mixer.") and key.endswith(".backend")
 
 
 def keys_of(name: str) -> str:
-    """Return the keys of configs/<name>.yaml with their comments, for the help of its command."""
+    """Return the keys of configs/<name>.yaml with their comments, for the command's help."""
     text = Path(CONFIGS, f"{name}.yaml").read_text().partition("\nhydra:\n")[0]
     text, _, defaults = text.removeprefix("# @package _global_\n").partition("defaults:\n")
     shared = keys_of(str(Path(name).with_name("base"))) if "  - base\n" in defaults else ""
-    return text.rstrip("\n").replace("$", "$$") + "\n" + shared  # Hydra fills in places with a $
+    return text.rstrip("\n").replace("$", "$$") + "\n" + shared  # Hydra would substitute a single $
 
 
 def help_of(group: str, option: str | None) -> str:
-    """Return the keys of an option of a group; without one those of configs/<group>.yaml, and what every option is."""
+    """Return the keys of an option of a group. Without an option, return the group's keys and a list of its options."""
     if option is not None:
         return keys_of(f"{group}/{option}")
     return keys_of(group) + "\n".join(f"{name:<17}{title}" for name, title in titles(group).items())
 
 
 def groups_of(name: str) -> str:
-    """Return the groups that configs/<name>.yaml chooses from and their options, a line each, for the help of its
-    command. Options in folders given by --config-dir are among them."""
+    """Return the config groups of configs/<name>.yaml and their options, one group per line, for the command's help.
+
+    Options in folders given by --config-dir are included.
+    """
     loader = GlobalHydra.instance().config_loader()
     chosen = OmegaConf.load(Path(CONFIGS, f"{name}.yaml")).defaults
     groups = sorted(group for entry in chosen if isinstance(entry, DictConfig) for group in entry)
@@ -165,7 +169,7 @@ def groups_of(name: str) -> str:
 
 
 def titles(group: str) -> dict[str, str]:
-    """Return the first comment of every option of a group but base."""
+    """Return the first comment of every option of a group, except base, by the option's name."""
     files = {path.stem: path for path in sorted(Path(CONFIGS, group).glob("*.yaml")) if path.stem != "base"}
     return {name: path.read_text().splitlines()[1].removeprefix("# ") for name, path in files.items()}
 

@@ -1,4 +1,4 @@
-"""Linear layers of ensembles, whose gradients use the whole GPU."""
+"""Linear layers for small models whose weight gradients use the whole GPU."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-ROWS = 128  # least number of rows of a part
+ROWS = 128  # smallest number of rows per part
 
 
 class Linear(torch.autograd.Function):
-    """F.linear whose gradient of the weight is a sum of products of parts of the rows, with the same result.
+    """F.linear that computes the gradient of the weight as a sum of products over parts of the rows (split-K).
 
-    A small model has thousands of rows for a weight of a few tiles, and cuBLAS sums all rows of a tile on one
+    A small model has thousands of rows for a weight of few tiles, and cuBLAS sums all rows of a tile on one
     multiprocessor.
     """
 
@@ -41,7 +41,7 @@ class Linear(torch.autograd.Function):
 
 
 class InParts(TorchFunctionMode):
-    """Within this context F.linear is `Linear`."""
+    """A context in which F.linear is replaced by `Linear`."""
 
     def __torch_function__(
         self, function: Callable, types: Sequence, args: Sequence = (), kwargs: Mapping[str, Any] | None = None

@@ -45,9 +45,12 @@ def evaluate(ckpt: str, changes: DictConfig | dict[str, Any], weights: str = "fl
     """Evaluate a checkpoint, and write the results to a new folder in that of its run.
 
     Args:
-        ckpt: a file or folder, as `checkpoint.find` takes it.
-        changes: to the config of the run, which has all their keys.
-        weights: of linear layers: "float", or "int8" for `models.quantization.quantize`.
+        ckpt: a file or folder, see `checkpoint.find`.
+        changes: new values for existing keys of the run's config.
+        weights: "float", or "int8" to quantize linear layers with `models.quantization.quantize`.
+
+    Returns:
+        The result of the data's evaluation.
     """
     check_weights(weights)
     plain = OmegaConf.to_container(OmegaConf.create(changes))
@@ -58,7 +61,7 @@ def evaluate(ckpt: str, changes: DictConfig | dict[str, Any], weights: str = "fl
     check_kinds(changed, OmegaConf.create(content["config"]))
     config = changed_config(content["config"], changes)
     check_unseen(content, config)
-    prepare_process(config.threads, config.get("matmul_precision"))  # older configs have none
+    prepare_process(config.threads, config.get("matmul_precision"))  # older configs lack this key
     check_evaluation(config.trainer)
     data = instantiate(config.data)
     data_interface.check_evaluation_of(data, changed)
@@ -81,23 +84,26 @@ def evaluate_run(run: Run, config: DictConfig, step: int, start: float) -> dict:
     """Evaluate a run after its training, and write the results to its folder.
 
     Args:
-        run: at the end of its training.
-        config: of the run.
+        run: the run at the end of its training.
+        config: the config of the run.
         step: the last optimizer step.
-        start: when the run began, by time.perf_counter.
+        start: the time.perf_counter() at the start of the run, in seconds.
+
+    Returns:
+        The result of the data's evaluation.
     """
     result = data_interface.evaluate(run.data, run.trainer, run.module)
     if run.trainer.is_global_zero:
         parameters = sum(parameter.numel() for parameter in run.module.model.parameters())
         made = {"parameters": parameters, "step": step, "devices": run.trainer.world_size}
-        folder, seconds = Path(config.run_dir), time.perf_counter() - start  # with loading libraries and data
+        folder, seconds = Path(config.run_dir), time.perf_counter() - start  # includes loading libraries and data
         places = results.save(folder, result, config, run.trainer.strategy.root_device, **made, seconds=seconds)
         results.show(result, {"checkpoint": checkpoint.find(config.run_dir), "logs": folder, **places})
     return result
 
 
 def changed_config(saved: dict, changes: DictConfig | dict[str, Any]) -> DictConfig:
-    """Return the saved config with changes; keys that it does not have are an error."""
+    """Return the saved config with changes; changes of keys that it does not have are an error."""
     config = OmegaConf.create(saved)
     OmegaConf.set_struct(config, True)
     return OmegaConf.merge(config, {"trainer": {"accelerator": "auto"}}, changes)
@@ -109,4 +115,4 @@ def _check_read(changed: Iterable[str]) -> None:
         if reason:
             raise ValueError(f"{key} would change nothing: {reason}")
         if key.startswith("model.") and not chooses_backend(key):
-            raise ValueError(f"{key}: a checkpoint is of the model that was trained")
+            raise ValueError(f"{key}: the model of a checkpoint cannot be changed")

@@ -1,4 +1,4 @@
-"""What validation and test sum up, over all batches and devices."""
+"""The metrics that validation and test accumulate over all batches and devices."""
 
 import torch
 from torch import Tensor, nn
@@ -8,22 +8,22 @@ from models.loss import IGNORE
 
 
 class EvaluationMetrics(nn.Module):
-    """Sums over scored labels, and rows about sequences and about windows of documents.
+    """Sums over scored labels, and rows with facts about each sequence or each window of documents.
 
-    float32, whatever dtype Lightning converts the model to.
+    They stay in float32 when Lightning converts the model to another dtype.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # "disable", because looking for NaN in every batch stalls a GPU.
-        self.loss = SumMetric(nan_strategy="disable")  # summed over the scored labels
+        # nan_strategy="disable", because a check for NaN in every batch would stall the GPU.
+        self.loss = SumMetric(nan_strategy="disable")  # sum over the scored labels
         self.labels = SumMetric(nan_strategy="disable")  # number of scored labels
-        self.right = SumMetric(nan_strategy="disable")  # number of right answers
+        self.right = SumMetric(nan_strategy="disable")  # number of correct predictions
         self.sequences = CatMetric(nan_strategy="disable")  # rows of `last_answers`
         self.windows = CatMetric(nan_strategy="disable")  # rows of TrainingModule.test_windows
 
     def begin(self) -> None:
-        """Forget everything."""
+        """Reset all metrics."""
         for metric in self.children():
             metric.set_dtype(torch.float32)
             metric.reset()
@@ -32,8 +32,8 @@ class EvaluationMetrics(nn.Module):
         """Add a batch; return the number of its scored labels and the sum of their losses, [2].
 
         Args:
-            loss: the mean over scored labels.
-            right: bool [B, T], which answers are right.
+            loss: the mean loss over the scored labels, a scalar.
+            right: bool [B, T], which predictions are correct.
             labels: int64 [B, T].
         """
         number = (labels != IGNORE).sum()
@@ -50,18 +50,20 @@ class EvaluationMetrics(nn.Module):
         return {"loss": loss, "perplexity": loss.exp(), "accuracy": self.right.compute() / labels}
 
     def rows(self, metric: CatMetric) -> Tensor:
-        """Return the rows of `sequences` or `windows`, on the CPU."""
+        """Return the rows of `sequences` or `windows` [rows, ...] on the CPU."""
         return metric.compute().cpu() if metric.update_called else torch.empty(0, 3)
 
 
 def last_answers(right: Tensor, labels: Tensor, loader: int) -> Tensor:
-    """Return a row for each sequence that has a label, int64: number of its loader, its length (position of its last
-    label, from 1), and whether the answer at that position is right.
+    """Return a row for each sequence that has a label, int64 [sequences, 3].
+
+    A row contains the number of the loader, the length of the sequence (the position of its last label, from 1), and
+    whether the prediction at that position is correct.
 
     Args:
-        right: bool [B, T], which answers are right.
+        right: bool [B, T], which predictions are correct.
         labels: int64 [B, T].
-        loader: its number.
+        loader: the number of the loader.
     """
     position = torch.arange(1, right.shape[1] + 1, device=right.device)
     length = torch.where(labels != IGNORE, position, 0).amax(dim=1)  # [B]

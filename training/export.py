@@ -1,4 +1,4 @@
-"""A trained language model as a folder that transformers loads."""
+"""Export of a trained language model to a folder that transformers can load."""
 
 import json
 import shutil
@@ -18,14 +18,15 @@ from training import checkpoint, model_card
 def training_tokenizer(file: Path, data: dict[str, Any]) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a checkpoint, from the folder of its run.
 
-    For a checkpoint elsewhere it is made as the section `data` of its config says, which may train it on the corpus.
+    For a checkpoint outside of a run's folder, it is made from the section `data` of the checkpoint's config, which may
+    mean training it on the corpus.
     """
     if folder := checkpoint.tokenizer_folder(file):
         return tokenization.load(str(folder))
     if "tokenizer" not in data:
         raise ValueError(
             f"the model of {file} was trained on {data['_target_']}, which has no tokenizer: only language models can "
-            "generate or be exported, such as those of experiment=text_tiny"
+            "generate text or be exported, such as that of experiment=text_tiny"
         )
     if tokenization.trained_size(data["tokenizer"]) is None:
         return tokenization.load(data["tokenizer"])
@@ -36,7 +37,7 @@ def training_tokenizer(file: Path, data: dict[str, Any]) -> PreTrainedTokenizerB
 
 
 def restore(file: Path, content: dict[str, Any]) -> tuple[FlashRNNForCausalLM, PreTrainedTokenizerBase]:
-    """Return model and tokenizer of a checkpoint of scripts.train, whose content this is."""
+    """Return the model and the tokenizer of a checkpoint of scripts.train with this content."""
     tokenizer = training_tokenizer(file, content["config"]["data"])
     config = FlashRNNConfig.from_hydra(content["config"]["model"]).import_cells()
     model = FlashRNNForCausalLM(config).eval()
@@ -44,10 +45,10 @@ def restore(file: Path, content: dict[str, Any]) -> tuple[FlashRNNForCausalLM, P
     tokens = Encoder(tokenizer).vocab_size
     if tokens > model.config.vocab_size:
         raise ValueError(
-            f"the tokenizer has {tokens} tokens, the model {model.config.vocab_size}: has the corpus changed since "
+            f"the tokenizer has {tokens} tokens, but the model {model.config.vocab_size}: has the corpus changed since "
             "training?"
         )
-    tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"  # the latter is what is saved
+    tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"  # init_kwargs are what is saved
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
     model.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=padding)
@@ -55,7 +56,7 @@ def restore(file: Path, content: dict[str, Any]) -> tuple[FlashRNNForCausalLM, P
 
 
 def load(ckpt: str) -> tuple[FlashRNNForCausalLM, PreTrainedTokenizerBase]:
-    """Return model and tokenizer of a run folder, a checkpoint or an exported folder."""
+    """Return the model and the tokenizer of a run folder, a checkpoint or an exported folder."""
     file = checkpoint.find(ckpt)
     if file.name == checkpoint.EXPORTED:
         config = FlashRNNConfig.from_pretrained(file.parent).import_cells()
@@ -64,7 +65,7 @@ def load(ckpt: str) -> tuple[FlashRNNForCausalLM, PreTrainedTokenizerBase]:
 
 
 def evaluation(file: Path, step: int) -> dict[str, Any] | None:
-    """Return the run's own evaluation at this step, or else the last one of scripts.evaluate."""
+    """Return the evaluation at this step by the run itself, or otherwise the last one by scripts.evaluate."""
     run = checkpoint.run_folder(file)
     if run is None:
         return None
@@ -74,13 +75,13 @@ def evaluation(file: Path, step: int) -> dict[str, Any] | None:
 
 
 def export(ckpt: str, out: str) -> Path:
-    """Write the folder `out`, whole or not at all."""
+    """Export a run or checkpoint to the folder `out`, which is written completely or not at all; return the folder."""
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"out={out} is there already: give a new folder, or an empty one")
+        raise FileExistsError(f"out={out} exists already: give a new folder, or an empty one")
     file = checkpoint.find(ckpt)
     if file.name == checkpoint.EXPORTED:
-        raise ValueError(f"ckpt={ckpt} is exported already")
+        raise ValueError(f"ckpt={ckpt} is already an exported model")
     content = checkpoint.load(file)
     model, tokenizer = restore(file, content)
     training = {key: content[key] for key in ("global_step", "config")}

@@ -1,4 +1,4 @@
-"""Training of a run, from its beginning or from a checkpoint."""
+"""Training of a run, from its start or from a checkpoint."""
 
 from omegaconf import DictConfig
 
@@ -7,9 +7,9 @@ from training.build import Run
 
 
 def fit(run: Run, config: DictConfig, resumed: resume.Resumed | None = None) -> int:
-    """Train the steps that are left, and return the last one."""
+    """Train the remaining steps, and return the number of the last one."""
     left = resumed is None or resume.steps_left(resumed, config)
-    if not left:  # the run ended between training and the end of its evaluation
+    if not left:  # the run was interrupted after training, during its evaluation
         run.trainer.logger = None
         checkpoint.load_weights(run.module, *resumed)
         return resumed.content["global_step"]

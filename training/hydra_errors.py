@@ -1,4 +1,4 @@
-"""The errors of Hydra and OmegaConf as one line, with the name that a wrong one may have been meant for."""
+"""Errors of Hydra and OmegaConf as one line, with the closest known name for a misspelt one."""
 
 import re
 import traceback
@@ -14,7 +14,7 @@ UNKNOWN_KEY = ConfigAttributeError | ConfigKeyError
 def message(error: Exception) -> str:
     """Return the message of an error of Hydra or OmegaConf in one line."""
     if resolving := re.match(r"\w+ raised while resolving interpolation: (.+)", str(error)):
-        return resolving[1]  # what follows names a key that nobody has given
+        return resolving[1]  # the rest names a key that the user has not given
     text, cause = _one_line(error), error.__cause__
     if isinstance(error, OverrideParseException) and error.override not in text:
         return f"{error.override}: {text}"
@@ -30,8 +30,10 @@ def message(error: Exception) -> str:
 
 
 def raised_by_target(error: InstantiationException) -> bool:
-    """Return whether what Hydra called says more of the error than Hydra: not if a TypeError comes from the call with
-    the keys of the config, or from an operation on a value."""
+    """Return whether the code that Hydra called raised the error, so that its message is better than Hydra's.
+
+    This is not the case for a TypeError that comes from the call itself, with wrong keys, or from an operation.
+    """
     if not isinstance(error.__cause__, TypeError):
         return error.__cause__ is not None
     *_, last = traceback.extract_tb(error.__cause__.__traceback__)

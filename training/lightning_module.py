@@ -22,34 +22,35 @@ from training.compiled_loss import CompiledLoss
 from training.evaluation_metrics import EvaluationMetrics, last_answers
 from training.schedules import Schedule, with_schedule
 
-STATES = "carried_states"  # in checkpoints
+STATES = "carried_states"  # key in checkpoints
 
 
 class TrainingModule(LightningModule):
-    """Trains and evaluates a SequenceModel on batches of input_ids [B, T], labels [B, T] and perhaps reset [B, T].
+    """Trains and evaluates a SequenceModel on batches of input_ids [B, T], labels [B, T] and, optionally, reset [B, T].
 
-    In batches that also have continues, bool [B], a row where it is True begins with the detached state at the end of
-    this row in the batch before; with accumulated batches, in the same batch of the step before. Validation and test
-    have their own states; checkpoints hold those of training.
+    Batches may also contain continues, bool [B]. Where it is True, the row starts with the detached state at the end of
+    the same row of the previous batch (with gradient accumulation: of the same batch of the previous step). Validation
+    and test have their own states; checkpoints store those of training.
 
-    Training logs every `log_every_n_steps` steps: loss, perplexity and accuracy, which are means over the devices,
-    learning rate and gradient norm before clipping. Validation and test log loss, perplexity and accuracy over all
-    scored labels, and bits per byte where the data say how many bytes a label stands for.
+    Every `log_every_n_steps` steps, training logs loss, perplexity and accuracy (means over the devices), the learning
+    rate and the gradient norm before clipping. Validation and test log loss, perplexity and accuracy over all scored
+    labels, and bits per byte if the data know how many bytes a label stands for.
 
     Args:
         model: the model to train.
-        optim: `optim(model, fused=...)` returns an optimizer, or a dict with an optimizer and its schedule as
-            `configure_optimizers` does, such as a partial of `training.optim.adamw`; None for a module that only
+        optim: `optim(model, fused=...)` returns an optimizer, or a dict with an optimizer and its schedule like
+            `configure_optimizers`; for example a partial of `training.optim.adamw`. None for a module that only
             evaluates.
-        schedule: maps an optimizer step, from 0, to the factor of the learning rate, as those of `training.schedules`;
-            None for a constant rate, or for an `optim` with its own schedule.
-        weights: returns the initial weights of a `model` on the meta device, for a strategy that shards it.
-        compile: torch.compile the model and its loss for training, and for evaluating batches of the same shape, as
-            those of text. Other batches run uncompiled, because each shape takes as long to compile.
+        schedule: maps an optimizer step, counted from 0, to the factor of the learning rate, as in
+            `training.schedules`. None means a constant rate, or that `optim` returns its own schedule.
+        weights: returns the initial weights of a `model` on the meta device, for strategies that shard the model.
+        compile: compile the model and its loss with torch.compile, for training and for evaluation batches of the same
+            shape, as those of text. Other batches run uncompiled, because every new shape takes as long to compile.
 
-    After a test, `test_sequences` holds the rows of `last_answers`, [sequences, 3]. After a test on documents (batches
-    of `data.long_documents`), `test_windows` holds a row for each batch: position, bytes of the state of one document
-    after it, number of labels, sum of losses.
+    Attributes:
+        test_sequences: after a test, the rows of `last_answers`, [sequences, 3].
+        test_windows: after a test on documents (batches of `data.long_documents`), a row for each batch: its position,
+            the bytes of one document's state after it, the number of labels, and the sum of losses.
     """
 
     def __init__(
@@ -66,20 +67,20 @@ class TrainingModule(LightningModule):
         self.optim = optim
         self.schedule = schedule
         self.checks_loss = True  # end training when the loss is not finite
-        self._to_log = torch.empty(2)  # loss and accuracy of a step that is logged
+        self._to_log = torch.empty(2)  # loss and accuracy of the step to log
         self._lr: float | None = getattr(optim, "keywords", {}).get("lr")
         self.compile_loss = compile
         self._compiled_loss: CompiledLoss | None = None
         self._training_shape: torch.Size | None = None
         self._training_states, self._evaluation_states = CarriedStates(), CarriedStates()
-        self._group_options: list[dict] = []  # of the optimizer, as this run asks for them
+        self._group_options: list[dict] = []  # options of this run for each parameter group of the optimizer
         self.evaluated = EvaluationMetrics()
         self.test_sequences = torch.empty(0, 3)
         self.test_windows = torch.empty(0, 4)
         self._of_documents: States | None = None
 
     def configure_model(self) -> None:
-        """Compile; and shard over the devices where Lightning's ModelParallelStrategy (FSDP) asks for it."""
+        """Shard the model over the devices under Lightning's ModelParallelStrategy (FSDP), and compile the loss."""
         if self.device_mesh is not None and not isinstance(self.model, FSDPModule):
             sharding.shard(self.model, self.device_mesh["data_parallel"], self.trainer.precision)
             if self.weights is not None:
@@ -89,18 +90,18 @@ class TrainingModule(LightningModule):
 
     @property
     def lr(self) -> float | None:
-        """The rate of the optimizer, before its schedule; None for an `optim` without one."""
+        """The learning rate of the optimizer, before its schedule; None for an `optim` without one."""
         return self._lr
 
     @lr.setter
     def lr(self, rate: float) -> None:
-        """Set the rate, also of a configured optimizer, as Lightning's LearningRateFinder does."""
+        """Set the rate, even after the optimizer has been configured, as Lightning's LearningRateFinder does."""
         self._lr = rate
         for options in self._group_options:
             options |= {"lr": rate} | ({"initial_lr": rate} if "initial_lr" in options else {})
 
     def configure_optimizers(self) -> dict:
-        # A fused optimizer unscales float16 gradients inside its step, too late for clipping them.
+        # A fused optimizer unscales float16 gradients inside its step, which is too late for clipping them.
         options = {"fused": self.trainer.precision != "16-mixed"} | getattr(self.optim, "keywords", {})
         if self.lr is not None:
             options["lr"] = self.lr
@@ -110,7 +111,7 @@ class TrainingModule(LightningModule):
         return configured
 
     def on_train_start(self) -> None:
-        """Give the optimizer this run's options, not those of its checkpoint, and Lightning the place in the data."""
+        """Replace the optimizer's options from the checkpoint by those of this run, and align Lightning's counters."""
         if hasattr(self.trainer.datamodule, "epoch_progress"):
             align_loop(self.trainer, self.trainer.datamodule.epoch_progress)
         optimizer, schedule = self.optimizers(use_pl_optimizer=False), self.lr_schedulers()
@@ -126,9 +127,12 @@ class TrainingModule(LightningModule):
     def _loss(
         self, batch: dict[str, Tensor], batch_idx: int, carried: CarriedStates, slots: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Return the mean cross-entropy over the scored labels, and the right answers, bool [B, T]."""
+        """Return the mean cross-entropy over the scored labels, and which predictions are correct, bool [B, T].
+
+        `carried` are the states of earlier batches, of which each of `slots` accumulated batches has its own.
+        """
         input_ids, labels = batch["input_ids"], batch["labels"]
-        if batch_idx == 0:  # once per epoch, because on a GPU the check waits for the device
+        if batch_idx == 0:  # only once per epoch, because on a GPU the check waits for the device
             check_ids("input_ids", input_ids, self.model.vocab_size)
             check_ids("labels", labels, self.model.num_classes, ignore=IGNORE)
         compiled = self.compile_loss and input_ids.shape == self._training_shape
@@ -143,7 +147,7 @@ class TrainingModule(LightningModule):
 
     @torch.no_grad()
     def _any_states(self, input_ids: Tensor, labels: Tensor) -> States:
-        """Return states of any value for a batch, as the model returns them."""
+        """Return states with the shapes of those of a batch, and arbitrary values."""
         return self.model.carried(self.model.loss(input_ids[:, :1], labels[:, :1], return_states=True)[2])
 
     # --- training ---
@@ -164,9 +168,10 @@ class TrainingModule(LightningModule):
         return loss
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Make a step, and log it when all of it is queued on a GPU, because reading a value waits for the device.
+        """Take an optimizer step, then log.
 
-        Values are logged as tensors on the CPU: Lightning reads those of the progress bar in every step, logged or not.
+        Reading the values waits for the GPU, so that happens after the whole step has been queued. Values are logged as
+        CPU tensors, because Lightning reads those of the progress bar in every step, even if it is not logged.
         """
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         if self._logs_this_step:
@@ -187,7 +192,7 @@ class TrainingModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: GradClipAlgorithmType | None = None,
     ) -> None:
-        """Clip by norm, once per optimizer step, and log the norm that this computes."""
+        """Clip the gradients by their total norm, once per optimizer step, and log the norm before clipping."""
         if gradient_clip_algorithm not in (None, GradClipAlgorithmType.NORM):
             raise ValueError(
                 f"trainer.gradient_clip_algorithm={gradient_clip_algorithm.value}: only 'norm' is supported"
@@ -202,16 +207,16 @@ class TrainingModule(LightningModule):
             self.log("train/gradient_norm", norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
-        """Raise if weights are not finite: on a GPU the loss is not checked in every step."""
+        """Raise FloatingPointError if weights are not finite: on a GPU the loss is not checked in every step."""
         wrong = [name for name, weight in checkpoint["state_dict"].items() if not weight.isfinite().all()]
-        # Under FSDP one process has the weights, and the others have to end with it.
+        # Under FSDP only one process has the weights, and all have to raise.
         if self.trainer.strategy.reduce_boolean_decision(bool(wrong), all=False):
             raise FloatingPointError(self._advice(f"{wrong[0] if wrong else 'a weight'} is not finite"))
         if states := self._training_states.state_dict(self._of_all_ranks):
             checkpoint[STATES] = states
 
     def _of_all_ranks(self, part: Tensor) -> Tensor:
-        """Return a tensor [B, ...] of all ranks, [ranks * B, ...]."""
+        """Gather a tensor [B, ...] of each rank into one tensor [ranks * B, ...]."""
         return self.all_gather(part).reshape(-1, *part.shape[1:])
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
@@ -241,10 +246,10 @@ class TrainingModule(LightningModule):
         if (size := getattr(self.trainer.datamodule, "bytes_per_label", None)) is not None:
             found["bits_per_byte"] = found["loss"] / (math.log(2) * size)
         found = {f"{name}/{key}": value for key, value in found.items()}
-        self.log_dict(found, sync_dist=True)  # equal on all ranks already, but Lightning warns without sync_dist
+        self.log_dict(found, sync_dist=True)  # values are equal on all ranks, but Lightning warns without sync_dist
 
     def _eval_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Add a batch to the metrics; return the right answers, bool [B, T]."""
+        """Add a batch to the metrics; return which predictions are correct, bool [B, T]."""
         loss, right = self._loss(batch, batch_idx, self._evaluation_states)
         self.evaluated.add(loss, right, batch["labels"])
         return right
@@ -263,7 +268,7 @@ class TrainingModule(LightningModule):
         self.evaluated.sequences.update(last_answers(right, batch["labels"], dataloader_idx))
 
     def _read_documents(self, batch: dict[str, Any]) -> None:
-        """Read the next window of documents, with all that the model has seen of them, attention too."""
+        """Evaluate the next window of long documents with the states after the previous one, also for attention."""
         labels, states = batch["labels"], None if batch["begins"] else self._of_documents
         loss, right, self._of_documents = self.model.loss(batch["input_ids"], labels, None, states, True)
         added = self.evaluated.add(loss, right, labels)
@@ -280,8 +285,11 @@ class TrainingModule(LightningModule):
 
 
 def _place_counts(optimizer: torch.optim.Optimizer, group: dict) -> None:
-    """Move each parameter's count of steps to the device where its group's kernels read it. PyTorch does this when it
-    loads a state, but by the saved options, and the optimizer may have been fused where this one is not."""
+    """Move the step count of each parameter to the device where the optimizer's kernels read it.
+
+    PyTorch does this when it loads a state, but according to the saved options, and the saved optimizer may have been
+    fused when this one is not.
+    """
     for parameter in group["params"]:
         state = optimizer.state.get(parameter, {})
         if isinstance(count := state.get("step"), Tensor):

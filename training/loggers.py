@@ -1,4 +1,4 @@
-"""Loggers that need more than their constructor."""
+"""Loggers that need more preparation than a call of their constructor."""
 
 import os
 from typing import Any
@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 
 def wandb_logger(save_dir: str, project: str, name: str, **options: Any) -> WandbLogger:
-    """Return a WandbLogger that never asks for a login: without a key and without WANDB_MODE it logs offline.
+    """Return a WandbLogger that never asks for a login. Without a key and without WANDB_MODE, it logs offline.
 
     `options` are those of WandbLogger and wandb.init.
     """
@@ -20,5 +20,5 @@ def wandb_logger(save_dir: str, project: str, name: str, **options: Any) -> Wand
             f"wandb: no key found, logging offline to {save_dir}/wandb; upload it with `wandb sync`, "
             "or run `wandb login`, or set WANDB_API_KEY or WANDB_MODE before the next run"
         )
-    wandb.finish()  # else WandbLogger continues the run of an earlier job of --multirun
+    wandb.finish()  # otherwise WandbLogger would continue the run of the previous job of a sweep
     return WandbLogger(save_dir=save_dir, project=project, name=name, mode=mode, **options)

@@ -1,4 +1,4 @@
-"""The memory of a training on each GPU, predicted from its config without a GPU."""
+"""A prediction of the memory that a training needs on each GPU, from its config and without a GPU."""
 
 import torch
 from hydra.utils import instantiate
@@ -10,26 +10,26 @@ from training._compat import FakeTensorMode
 from training.config_checks import import_targets
 
 OPTIMIZER = 8  # bytes per parameter: AdamW's two moments in float32
-# Bytes per logit of a chunk, not compiled: its product in half precision, and three float32 stages of its gradient.
+# Bytes per logit of a chunk, uncompiled: the logit in half precision, and three float32 tensors of its gradient.
 LOSS = 14
 GIB = 2**30
 
 
 def predict(config: DictConfig) -> dict[str, float]:
-    """Return GiB per GPU at the peak of a training step, by kind, for AdamW without torch.compile.
+    """Return the memory in GiB per GPU at the peak of a training step, by kind, for AdamW without torch.compile.
 
-    Activations are those that autograd keeps: each block runs with tensors that have shapes but no memory, by the
-    kernels that this machine has. Not included: fragmentation, CUDA's own memory (half a GiB), NCCL's buffers.
+    Activations are the tensors that autograd saves when each block runs on fake tensors with the kernels of this
+    machine. Fragmentation, CUDA's own memory (half a GiB) and NCCL's buffers are not included.
     """
     if "context_length" not in config.data:
         raise ValueError(
-            "these data have no data.context_length: memory is predicted for text, such as data=slimpajama"
+            "there is no data.context_length: memory can only be predicted for text, such as data=slimpajama"
         )
     batch, time = config.data.batch_size, config.data.context_length
     half = str(config.trainer.precision) == "bf16-mixed"
     if config.model.vocab_size is None:
         raise ValueError(
-            "the vocabulary of the data is unknown here, because the data are not read: set model.vocab_size=NUMBER"
+            "the vocabulary size is unknown, because the data are not read here: set model.vocab_size=NUMBER"
         )
     import_targets([config.model])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -44,7 +44,7 @@ def predict(config: DictConfig) -> dict[str, float]:
     activations, copies = (sum(part) for part in zip(*kept, strict=True))
     if config.activation_checkpointing:
         activations, copies = stream * len(kept) + max(kept)[0], max(kept)[1]
-    if _is_sharded(config.trainer):  # gathered: this block and the next, with the gradients of one; the outer layers
+    if _is_sharded(config.trainer):  # gathered weights: two blocks, the gradients of one, and the outer layers
         copies = of_block * (2 if half else 4) * 2 + of_block * 6 + outer
     logits = min(CHUNK, batch * time * model.num_classes)
     loss = logits * LOSS + 4 * model.head.weight.numel() + stream
@@ -66,13 +66,12 @@ def _is_sharded(trainer: DictConfig) -> bool:
 
 
 def _sharing(trainer: DictConfig) -> int:
-    """Return how many GPUs share the weights."""
+    """Return the number of GPUs over which the weights are sharded."""
     return trainer.devices * trainer.num_nodes if _is_sharded(trainer) else 1
 
 
 def _saved_of(block: Module, batch: int, time: int, width: int, half: bool) -> tuple[int, int]:
-    """Return the bytes that a block keeps for its backward pass: activations of the batch, and autocast's copies of
-    weights."""
+    """Return the bytes that a block saves for its backward pass: activations, and autocast's copies of weights."""
     of_one, of_two = (_saved(block, B, time, width, half) for B in (1, 2))
     per_sequence = of_two - of_one
     return batch * per_sequence, of_one - per_sequence
@@ -85,7 +84,7 @@ def _saved(block: Module, batch: int, time: int, width: int, half: bool) -> int:
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
-            saved[storage._cdata] = storage  # kept alive, so that its address is not reused
+            saved[storage._cdata] = storage  # keeps it alive, so that its address is not reused
         return tensor
 
     x = torch.zeros(batch, time, width, requires_grad=True)

@@ -1,4 +1,4 @@
-"""metrics.csv in the folder of a run."""
+"""The file metrics.csv in the folder of a run."""
 
 import csv
 from io import StringIO
@@ -14,7 +14,7 @@ from training._compat import KeepingWriter
 
 
 class MetricsFile(CSVLogger):
-    """A CSVLogger that keeps the file of a run that is resumed in the same folder."""
+    """A CSVLogger that appends to the existing file when a run is resumed in its folder."""
 
     @property
     @rank_zero_experiment
@@ -25,7 +25,7 @@ class MetricsFile(CSVLogger):
 
     @rank_zero_only
     def begin_at(self, step: int) -> None:
-        """Delete the rows from this step on, which are logged again, and an incomplete last row."""
+        """Delete an incomplete last row and all rows from `step` on, which will be logged again."""
         file = Path(self.experiment.metrics_file_path)
         if not file.exists():
             return

@@ -1,4 +1,4 @@
-"""The README.md of an exported model: what it is, what it was trained on, what it can do, and how to use it."""
+"""The README.md of an exported model, with its architecture, training data, evaluation and usage."""
 
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def write(folder: Path, training: dict[str, Any], parameters: int) -> None:
 
 
 def _of_any_machine(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's config without the places of its files, which do not belong in a published card."""
+    """Return a run's config without paths of this machine, which do not belong in a published card."""
     return {key: value for key, value in config.items() if key not in ("run_dir", "ckpt_path", "checkpoint", "logger")}
 
 
@@ -76,7 +76,7 @@ def _training(training: dict[str, Any]) -> dict[str, Any]:
 
 
 def _source(data: dict[str, Any]) -> str:
-    """Return the name of a run's text; for a mix those of all texts, with their weights."""
+    """Return the name of the text that a run was trained on; for a mix, all names with their weights."""
     if "sources" not in data:
         return data.get("source", data["_target_"])
     return ", ".join(f"{own['source']} (weight {own['weight']})" for own in data["sources"].values())

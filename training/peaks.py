@@ -1,7 +1,7 @@
-"""What GPUs can do at most, by NVIDIA's data sheets."""
+"""Peak compute and memory bandwidth of GPUs, from NVIDIA's data sheets."""
 
-# Dense matrix products in bfloat16 or float16, FLOP/s (the data sheets print twice as much where they count sparsity).
-# The first name found in that of the device counts. Lightning's own table mixes the two countings.
+# FLOP/s of dense matrix products in bfloat16 or float16. (Some data sheets print twice as much, for sparse matrices;
+# Lightning's own table mixes the two.) The first key that occurs in the name of the device applies.
 PEAK_FLOPS = {
     "B200": 2250e12,
     "GH200": 989.4e12,
@@ -22,13 +22,12 @@ PEAK_BANDWIDTH = {"H200": 4.8e12, "H100 80GB HBM3": 3.35e12, "A100 SXM4 80GB": 2
 
 
 def peak_flops(device: str) -> float | None:
-    """Return the peak of the GPU that calls itself `device`, such as "NVIDIA H100 80GB HBM3"; None if it is not in the
-    table."""
+    """Return the peak FLOP/s of the GPU with the name `device`, such as "NVIDIA H100 80GB HBM3"; None if unknown."""
     return _of_device(PEAK_FLOPS, device)
 
 
 def peak_bandwidth(device: str) -> float | None:
-    """Return the bytes per second of the same GPU's memory; None if it is not in the table."""
+    """Return the peak memory bandwidth of the same GPU in bytes per second; None if unknown."""
     return _of_device(PEAK_BANDWIDTH, device)
 
 

@@ -1,13 +1,13 @@
-"""Plots of an evaluation: accuracy over the length of sequences, perplexity over the position in documents."""
+"""Plots of an evaluation: accuracy against sequence length, and perplexity against the position in documents."""
 
 from pathlib import Path
 
 
 def accuracy_by_length(result: dict, model: str, file: Path) -> None:
-    """Draw accuracy over length, with chance and the lengths of training.
+    """Plot accuracy against length, with the chance level and the lengths of training.
 
     Args:
-        result: of a task, as `data.state_tracking.StateTracking.evaluate` returns it.
+        result: the result of `data.state_tracking.StateTracking.evaluate`.
     """
     from matplotlib.figure import Figure
 
@@ -32,10 +32,10 @@ def accuracy_by_length(result: dict, model: str, file: Path) -> None:
 
 
 def perplexity_by_position(ranges: list[tuple[int, int, float]], context_length: int, title: str, file: Path) -> None:
-    """Draw perplexity over the position in documents, with the context length of training.
+    """Plot perplexity against the position in documents, with the context length of training.
 
     Args:
-        ranges: first and last position and perplexity of each, as `training.results.by_position` returns them.
+        ranges: first position, last position and perplexity of each range, from `training.results.by_position`.
     """
     from matplotlib.figure import Figure
 

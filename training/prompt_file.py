@@ -1,4 +1,4 @@
-"""A file of prompts, and the file of their answers, in the order of the prompts."""
+"""Files of prompts, and files of answers in the order of the prompts."""
 
 import json
 from pathlib import Path
@@ -8,16 +8,16 @@ EXPECTED = 'expected {"prompt": "..."}'
 
 
 def read_prompts(file: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file, JSON objects with a string "prompt"; raise ValueError for any other line."""
+    """Return the lines of a JSON lines file of objects with a string "prompt"; raise ValueError for any other line."""
     try:
-        text = file.read_text("utf-8-sig")  # editors on Windows begin a file with a mark
+        text = file.read_text("utf-8-sig")  # editors on Windows write a byte order mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not in UTF-8 ({error}): {EXPECTED} in each line") from error
     return [_prompt(file, number, line) for number, line in enumerate(_lines(text), 1)]
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines that newlines end: JSON may have other characters at which str.splitlines breaks a line."""
+    """Split a text at newlines only: JSON may contain other characters at which str.splitlines splits."""
     return text.removesuffix("\n").split("\n") if text else []
 
 
@@ -25,21 +25,25 @@ def _prompt(file: Path, number: int, line: str) -> dict[str, Any]:
     try:
         content = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{file}, line {number} is no JSON ({error}): {EXPECTED}") from error
+        raise ValueError(f"{file}, line {number} is not JSON ({error}): {EXPECTED}") from error
     if not isinstance(content, dict) or not isinstance(content.get("prompt"), str):
         raise ValueError(f"{file}, line {number}: {EXPECTED}, found {line[:80]}")
     return content
 
 
 class AnswerFile:
-    """Answers to prompts, each written after those to all earlier prompts.
+    """Answers to prompts, written in the order of the prompts.
 
-    <its name>.settings.json holds the settings, so that answers of other settings are refused.
+    The file <name>.settings.json next to it contains the settings, so that answers with different settings are not
+    mixed.
 
     Args:
-        file: may have the first answers already, of an interrupted command.
+        file: the file of answers; it may already contain the first answers, of an interrupted command.
         prompts: all lines of the prompt file.
-        settings: everything that texts depend on.
+        settings: everything that the answers depend on.
+
+    Raises:
+        ValueError: the file contains answers to other prompts or with other settings.
     """
 
     def __init__(self, file: Path, prompts: list[dict[str, Any]], settings: dict[str, Any]) -> None:
@@ -55,10 +59,12 @@ class AnswerFile:
             settings_file.write_text(json.dumps(settings, indent=1) + "\n")
             return
         if not settings_file.exists():
-            raise ValueError(f"out={self._file} exists, but not from this command: give another out")
+            raise ValueError(f"out={self._file} exists, but was not written by this command: choose another file")
         before = json.loads(settings_file.read_text())
         if other := [f"{key}={before.get(key)}" for key in settings if before.get(key) != settings[key]]:
-            raise ValueError(f"out={self._file} was begun with {' '.join(other)}: give the same, or another out")
+            raise ValueError(
+                f"out={self._file} was started with {' '.join(other)}: use the same settings, or choose another file"
+            )
 
     def _begun(self) -> int:
         """Return the number of answers in the file, and delete an incomplete last one."""
@@ -73,13 +79,15 @@ class AnswerFile:
         lines = _lines(whole.decode("utf-8"))
         for number, (line, prompt) in enumerate(zip(lines, self._prompts, strict=False), 1):
             if json.loads(line).get("prompt") != prompt["prompt"]:
-                raise ValueError(f"{self._file}, line {number} answers another prompt: give another out")
+                raise ValueError(f"{self._file}, line {number} answers another prompt: choose another file for out")
         if len(lines) > len(self._prompts):
-            raise ValueError(f"{self._file} has {len(lines)} answers to {len(self._prompts)} prompts: give another out")
+            raise ValueError(
+                f"{self._file} has {len(lines)} answers to {len(self._prompts)} prompts: choose another file for out"
+            )
         return len(lines)
 
     def add(self, index: int, answer: dict[str, Any]) -> None:
-        """Add the answer to a prompt, and write those that are next in order."""
+        """Add the answer to the prompt at `index`, and write all answers that are next in order."""
         self._early[index] = self._prompts[index] | answer
         with self._file.open("a", encoding="utf-8") as file:
             while self.answered in self._early:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 
 def commit() -> str | None:
-    """Return the commit of this checkout, followed by "-dirty" if there are changes or untracked code; None without git
-    or its history."""
+    """Return the commit of this checkout, with "-dirty" appended if there are changes or untracked code.
+
+    Return None without git or its history.
+    """
     if shutil.which("git") is None:
         return None
     described = _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")  # tags
@@ -20,6 +22,6 @@ def _git(*command: str) -> str:
 
 
 def short(commit: str) -> str:
-    """Return a commit as pages show it: twelve digits, and whether there were changes."""
+    """Return a commit as it is shown on pages: twelve digits, and "-dirty" if there were changes."""
     digits, dirty, _ = commit.partition("-dirty")
     return digits[:12] + dirty

@@ -1,4 +1,4 @@
-"""The result of an evaluation as JSON and on the screen."""
+"""The result of an evaluation, as a JSON file and on the screen."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from training.provenance import commit
 
 
 def environment(device: torch.device) -> dict:
-    """Return the commit of this checkout, versions, and the device that a number was computed on."""
+    """Return the commit of this checkout, the versions of packages, and the device, to be stored with results."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "commit": commit(),
@@ -28,7 +28,7 @@ def environment(device: torch.device) -> dict:
 
 
 def save(folder: Path, result: dict, config: DictConfig, device: torch.device, **facts: float) -> dict[str, Path]:
-    """Write eval.json and, for accuracies and losses by position, a plot; return their paths by name."""
+    """Write eval.json and, for accuracies and for losses by position, a plot; return the paths of the files by name."""
     places = {"results": write(folder, result, config, device, **facts)}
     if "ranges" in result:
         places["plot"] = folder / "accuracy.png"
@@ -52,10 +52,10 @@ def write(folder: Path, result: dict, config: DictConfig, device: torch.device, 
 
 
 def by_position(found: dict) -> list[tuple[int, int, float]]:
-    """Return first and last position, from 0, and perplexity of ranges that double in length.
+    """Return first position, last position (from 0) and perplexity of ranges whose length doubles.
 
     Args:
-        found: losses of windows, as `data.text.Text.evaluate` returns them by position.
+        found: the entry "by_position" of the result of `data.text.Text.evaluate`.
     """
     losses, rows, start = found["losses"], [], 0
     while start < len(losses):
@@ -67,7 +67,7 @@ def by_position(found: dict) -> list[tuple[int, int, float]]:
 
 
 def show(result: dict, places: dict[str, Path]) -> None:
-    """Print the result as a table, and the paths."""
+    """Print the result as a table, followed by the paths."""
     from rich.console import Console
     from rich.table import Table
 

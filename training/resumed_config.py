@@ -1,4 +1,4 @@
-"""The config of a resumed run: its own, with the changes of the command that resumes it."""
+"""The config of a resumed run: that of the original run with the changes of the command that resumes it."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ from training.command_line import literal, quoted, unquoted
 from training.configuration import composed, leaves
 
 _OF_EACH_COMMAND = ("run_dir", "ckpt_path", "overrides")
-_BY_THE_DATA = ("model.vocab_size", "model.num_classes")  # where a config leaves them open
+_BY_THE_DATA = ("model.vocab_size", "model.num_classes")  # set from the data if they are null
 
 
 def command_of_run(arguments: list[str]) -> list[str]:
-    """Return the arguments of a command, after those of the run that its ckpt_path resumes."""
+    """Return the arguments of a command, preceded by those of the run that its ckpt_path resumes."""
     given = {argument.partition("=")[0]: argument.partition("=")[2] for argument in arguments}
     if given.get("ckpt_path", "") in ("", "null"):
         return literal(arguments, paths=["ckpt_path", "init_from"])
-    from training import checkpoint  # loads PyTorch, for which --help and mistakes in a command need not wait
+    from training import checkpoint  # here, because it imports PyTorch, which --help and wrong commands do not need
 
     file = checkpoint.find(unquoted(given["ckpt_path"]), given.get("name"))
     before = [
@@ -28,7 +28,7 @@ def command_of_run(arguments: list[str]) -> list[str]:
 
 
 def command_to_record(hydra: DictConfig) -> list[str]:
-    """Return the overrides of a command, and an override for the folders of configs that it was given.
+    """Return the overrides of a command, and one for the config folders that it was given.
 
     Args:
         hydra: Hydra's own config.
@@ -40,10 +40,10 @@ def command_to_record(hydra: DictConfig) -> list[str]:
 
 
 def take_saved_values(config: DictConfig) -> None:
-    """Set the values of the resumed run where files of configs/ have changed since; overrides stay.
+    """Restore the values of the resumed run where files in configs/ have changed since; overrides keep their effect.
 
     Args:
-        config: composed from the overrides of the run, followed by those of this command.
+        config: the config composed from the overrides of the run, followed by those of this command.
     """
     from training import checkpoint
 
@@ -69,14 +69,14 @@ def _is_interpolation(config: DictConfig, key: str) -> bool:
 
 
 def differences(saved: dict[str, Any], config: DictConfig) -> list[str]:
-    """Return a line for each value that differs between a checkpoint and the config of the run that resumes it."""
+    """Return a line of text for each value that differs between a checkpoint's config and that of the resuming run."""
     before, now = _leaves(saved), _leaves(config)
     lines = []
     for key in sorted(before.keys() | now.keys()):
         if key in _OF_EACH_COMMAND or (key in _BY_THE_DATA and now.get(key) is None):
             continue
         old, new = before.get(key), now.get(key)
-        if isinstance(old, str):  # the folder of a run is in several values
+        if isinstance(old, str):  # several values contain the folder of the run
             old = old.replace(before["run_dir"], now["run_dir"])
         if old == new or key == "logger.wandb.id":
             continue

@@ -1,4 +1,4 @@
-"""Progress of a run on the screen: a bar in a terminal, lines in a file or a pipe."""
+"""Progress of a run on the screen: a progress bar in a terminal, lines of text in a file or a pipe."""
 
 import sys
 
@@ -19,11 +19,11 @@ _SHOWN = {
 
 
 class Lines(Logger):
-    """Prints a line for each logged step and each validation.
+    """A logger that prints a line for each logged step and each validation.
 
     Args:
-        folder: of the run; Lightning puts files of other callbacks there.
-        max_steps: of the run.
+        folder: the folder of the run; Lightning puts files of other callbacks there.
+        max_steps: the number of steps of the run.
     """
 
     def __init__(self, folder: str, max_steps: int) -> None:
@@ -61,8 +61,9 @@ class Lines(Logger):
 
 
 def progress_bar(asked: bool, hooks: list) -> ProgressBar | None:
-    """Return the progress bar of a run: that among its callbacks, or Lightning's if it is asked for and there is a
-    terminal; None for lines."""
+    """Return the progress bar of a run: one of its callbacks, or Lightning's if it is enabled and there is a terminal.
+
+    Return None if lines are to be printed instead."""
     own = next((hook for hook in hooks if isinstance(hook, ProgressBar)), None)
     return own or (TQDMProgressBar(refresh_rate=10) if asked and sys.stdout.isatty() else None)
 

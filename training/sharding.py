@@ -1,4 +1,4 @@
-"""Sharding of a model over several devices (FSDP2)."""
+"""Sharding of a model over several devices with FSDP2."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,14 +16,14 @@ warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a vi
 
 
 def shard(model: SequenceModel, mesh: DeviceMesh, precision: str) -> None:
-    """Shard weights, gradients and optimizer states over a mesh; a block is gathered while it runs.
+    """Shard weights, gradients and optimizer states over a mesh. The weights of a block are gathered while it runs.
 
     Args:
-        model: on the CPU, or on the meta device, to be filled by `materialize`.
-        mesh: one-dimensional.
-        precision: of Lightning. With bf16-mixed, blocks and head are gathered in bfloat16, in which autocast computes
-            anyway; their gradients are summed over the devices in float32. Embeddings, norms and the residual stream
-            stay in float32, as on one device.
+        model: a model on the CPU, or on the meta device, to be filled by `materialize`.
+        mesh: a one-dimensional mesh.
+        precision: Lightning's precision. With bf16-mixed, blocks and head are gathered in bfloat16, in which autocast
+            computes anyway, and their gradients are summed over the devices in float32. Embeddings, norms and the
+            residual stream stay in float32, as on one device.
     """
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if precision == "bf16-mixed":
@@ -38,12 +38,12 @@ def shard(model: SequenceModel, mesh: DeviceMesh, precision: str) -> None:
 
 
 def materialize(model: SequenceModel, device: torch.device, weights: Callable[[], Mapping[str, Tensor]]) -> None:
-    """Give a sharded model on the meta device its weights.
+    """Allocate and fill the weights of a sharded model on the meta device.
 
     Args:
-        model: sharded.
-        device: of this process.
-        weights: returns all of them on the CPU; only the first process calls it, and sends the parts to the others.
+        model: a sharded model.
+        device: the device of this process.
+        weights: returns all weights on the CPU; only the first process calls it, and sends the shards to the others.
     """
     model.to_empty(device=device)
     first = torch.distributed.get_rank() == 0

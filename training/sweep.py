@@ -1,4 +1,4 @@
-"""The jobs of a sweep (-m), in one process: finished jobs are kept, and a table shows all of them."""
+"""The jobs of a sweep (-m), which run in one process. Finished jobs are not repeated, and a table shows all results."""
 
 import json
 import os
@@ -9,17 +9,17 @@ from omegaconf import DictConfig, OmegaConf
 
 from training.command_line import parsed
 
-_rows: list[dict] = []  # of the jobs that have ended in this process
+_rows: list[dict] = []  # one for each job that has ended in this process
 _folder: Path | None = None
 
 
 def named_by_what_differs(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with one more, by which Hydra names the folder of a job by the overrides that vary."""
+    """Add an argument to a command line with which Hydra names the folders of jobs only by the overrides that vary."""
     overrides = [override for argument in arguments if (override := parsed(argument)) is not None]
     same = [override.key_or_group for override in overrides if not override.is_sweep_override()]
     named = [key for key in same if not key.startswith("hydra.")]
     added = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(named)}]"
-    # Next to the others: Hydra takes no overrides both before and after an option.
+    # Hydra does not accept overrides both before and after an option, so the new one is inserted before the others.
     place = next((k for k, argument in enumerate(arguments) if parsed(argument) is not None), len(arguments))
     return [*arguments[:place], added, *arguments[place:]]
 
@@ -28,9 +28,12 @@ def train_job(train: Callable[[DictConfig], dict], config: DictConfig, sweep: Pa
     """Train one job, or continue it if the sweep in this folder was interrupted.
 
     Args:
-        train: trains and evaluates the run of a config.
-        config: of the job.
+        train: trains and evaluates the run of a config, and returns its evaluation.
+        config: the config of the job.
         sweep: the folder of the sweep.
+
+    Returns:
+        The evaluation of the job.
     """
     from training.checkpoint import of_run
 
@@ -57,7 +60,7 @@ def metric(result: dict, name: str | None) -> float | None:
 
     Args:
         result: the evaluation.
-        name: its key; None for the first number.
+        name: the key of the number; None means the first number.
     """
     numbers = {key: value for key, value in result.items() if isinstance(value, int | float)}
     if name is None:
@@ -68,7 +71,7 @@ def metric(result: dict, name: str | None) -> float | None:
 
 
 def check_sweep(trainer: DictConfig) -> None:
-    """Raise if Lightning would start more processes, each of which would run the whole sweep."""
+    """Raise ValueError if Lightning would start more processes, each of which would run the whole sweep."""
     import torch
     from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
@@ -78,30 +81,30 @@ def check_sweep(trainer: DictConfig) -> None:
     number = len(devices) if OmegaConf.is_config(devices) else int(devices)
     if number * trainer.num_nodes > 1 and not (SLURMEnvironment.detect() or TorchElasticEnvironment.detect()):
         raise ValueError(
-            f"trainer.devices={trainer.devices} in a sweep (-m): Lightning starts the other processes with the command "
-            "of the whole sweep; start the jobs one by one, or set trainer.devices=1"
+            f"trainer.devices={trainer.devices} in a sweep (-m): Lightning would start the other processes with the "
+            "command of the whole sweep; start the jobs one by one, or set trainer.devices=1"
         )
 
 
 def _check_same(folder: Path, overrides: list[str]) -> None:
-    """Raise if the folder holds a job of another sweep."""
+    """Raise FileExistsError if the folder contains a job of another sweep."""
     file = folder / "config.yaml"
     if file.exists() and (before := list(OmegaConf.load(file).overrides)) != overrides:
-        raise FileExistsError(f"{folder} holds the job {' '.join(before)}: give another hydra.sweep.dir=...")
+        raise FileExistsError(f"{folder} contains the job {' '.join(before)}: set another hydra.sweep.dir=...")
 
 
 def _numbers(result: dict) -> dict[str, float]:
-    """Return the numbers of an evaluation for a row of the table."""
+    """Return the numbers of an evaluation that the table shows."""
     if "ranges" in result:
         return {"accuracy {}-{}".format(*part["lengths"]): part["accuracy"] for part in result["ranges"]}
     return {key: value for key, value in result.items() if isinstance(value, int | float)}
 
 
 def show() -> None:
-    """Print the table of the jobs that have ended, if any, and write it to results.csv in the folder of the sweep."""
+    """Print a table of the jobs that have ended, if any, and write it to results.csv in the folder of the sweep."""
     if not _rows or int(os.environ.get("RANK", 0)):
         return
-    from pandas import DataFrame  # which --help and errors need not wait for
+    from pandas import DataFrame  # here, because --help and errors do not need it
 
     table = DataFrame(_rows)
     table.to_csv(_folder / "results.csv", index=False)

@@ -1,4 +1,4 @@
-"""Text from a trained language model: after one prompt, or after each prompt of a file."""
+"""Text generation by a trained language model, for one prompt or for a file of prompts."""
 
 import sys
 import time
@@ -34,11 +34,11 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 def generate(
     ckpt: str, prompt: str = "", prompts: str = "", out: str = "", slots: int = 64, **options: Any
 ) -> str | None:
-    """Print a prompt and its continuation, and return them; or answer a file of prompts."""
-    options |= {name: float(options[name]) for name in FLOATS if name in options}  # transformers takes no int
+    """Print a prompt with its continuation and return both, or write the answers to a file of prompts."""
+    options |= {name: float(options[name]) for name in FLOATS if name in options}  # transformers rejects an int
     if prompts or out:
         if prompt or not (prompts and out):
-            raise ValueError(f"prompts={prompts} out={out} prompt={prompt}: give prompt, or both of prompts and out")
+            raise ValueError(f"prompts={prompts} out={out} prompt={prompt}: give either prompt, or prompts and out")
         return generate_file(ckpt, Path(prompts), Path(out), slots, **options)
     return generate_one(ckpt, prompt, **options)
 
@@ -46,7 +46,7 @@ def generate(
 def load(
     ckpt: str, device: str, dtype: str, weights: str, top_p: float
 ) -> tuple[FlashRNNForCausalLM, PreTrainedTokenizerBase]:
-    """Check the options, and return model and tokenizer."""
+    """Check the options; return the model and its tokenizer."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype}: expected one of {', '.join(DTYPES)}")
     check_weights(weights)
@@ -57,7 +57,7 @@ def load(
     gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     if device not in ("cpu", *gpus, *(["cuda"] if gpus else [])):
         raise ValueError(f"device={device}: PyTorch has {', '.join(['cpu', *gpus])} here")
-    logging.disable_progress_bar()  # of a few thousandths of a second
+    logging.disable_progress_bar()  # loading takes a few milliseconds
     model, tokenizer = export.load(ckpt)
     model = model.to(device, getattr(torch, dtype))
     if weights == "int8":
@@ -76,12 +76,12 @@ def generate_one(
     stop: str = "",
     **options: Any,
 ) -> str:
-    """Print prompt and continuation, and return them; `options` are those of transformers' GenerationConfig."""
+    """Print a prompt with its continuation, and return both; `options` are those of transformers' GenerationConfig."""
     model, tokenizer = load(ckpt, device, dtype, weights, options["top_p"])
-    if not options["do_sample"]:  # transformers warns of them then
+    if not options["do_sample"]:  # transformers would warn that these are not used
         options = {key: value for key, value in options.items() if key not in SAMPLING}
     set_seed(seed)
-    # As in training, a document begins after an end of text, which does not count as a repetition.
+    # As in training, a document starts after an end-of-text token, which does not count for the repetition penalty.
     penalty = RepetitionPenaltyLogitsProcessor(repetition_penalty, prompt_ignore_length=1)
     encoder = Encoder(tokenizer)
     ids = [encoder.end_of_text, *encoder.ids([prompt])[0]]
@@ -109,8 +109,8 @@ class TimedStreamer(TextStreamer):
         super().put(value)
 
     def speed(self) -> str:
-        """Return the time until the first token, and that of each token after it."""
-        start, tokens = self._times[0], self._times[2:]  # the first put is the prompt
+        """Return a text with the time until the first token, and the time of each token after it."""
+        start, tokens = self._times[0], self._times[2:]  # the first call of `put` is with the prompt
         if not tokens:
             return "(0 tokens)"
         first, after = tokens[0] - start, tokens[-1] - tokens[0]
@@ -144,7 +144,7 @@ def generate_file(
     file = AnswerFile(out, lines, settings | {"do_sample": do_sample, "weights": weights, **options})
     model, tokenizer = load(ckpt, device, dtype, weights, options["top_p"])
     if reason := unsupported_reason(model.model):
-        raise ValueError(f"prompts={prompts}: {reason}; give one prompt at a time")
+        raise ValueError(f"prompts={prompts}: {reason}; generate one text at a time with prompt=...")
     encoder = Encoder(tokenizer)
     ids = [[encoder.end_of_text, *found] for found in encoder.ids([line["prompt"] for line in lines])]
     set_seed(seed)
@@ -162,17 +162,19 @@ def generate_file(
                 bar.update()
     except torch.OutOfMemoryError as error:
         reason = str(error).partition(". ")[0]
-        raise ValueError(f"slots={slots}: {reason}: give fewer; {file.answered} answers are in {out}") from error
+        raise ValueError(
+            f"slots={slots}: {reason}: use fewer slots; {out} contains the first {file.answered} answers"
+        ) from error
     seconds = time.perf_counter() - start
     print(f"({number} tokens, {number / seconds:.0f} per second)", file=sys.stderr)
 
 
 class StopString:
-    """Finds a string in the text of tokens, as `models.generation.continuous_batching.StopConditions` asks."""
+    """A `stop` of `models.generation.continuous_batching.StopConditions` that ends a text at a given string."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, string: str) -> None:
         self._tokenizer, self._string = tokenizer, string
-        self._reach = len(string.encode())  # largest number of tokens of the string: a token has at least a byte
+        self._reach = len(string.encode())  # largest number of tokens in the string: each has at least one byte
 
     def __call__(self, tokens: list[int], before: int) -> int | None:
         if not self._among(tokens, before, len(tokens)):

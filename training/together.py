@@ -1,9 +1,8 @@
-"""Many small models trained at once on one GPU, as ensembles; the step of an ensemble is a CUDA graph on its own
-stream.
+"""Training of many small models at once on one GPU, as ensembles whose step is a CUDA graph on a stream of its own.
 
-A step of a small model takes milliseconds of the host, and a hundred kernels of a few microseconds. A graph takes no
-time of the host, models of one shape share the kernels (torch.func.vmap), and ensembles of different shapes run
-concurrently. Data, models, optimizers, schedules and evaluation are those of `scripts.train` for the same configs;
+A step of a small model takes milliseconds of host time, but only a hundred kernels of a few microseconds. A graph needs
+almost no host time, models of one shape share the kernels (torch.func.vmap), and ensembles of different shapes run
+concurrently. Data, models, optimizers, schedules and evaluation are those of `scripts.train` for the same configs, but
 there are no validations, checkpoints or logs.
 """
 
@@ -30,11 +29,11 @@ from training.evaluation_metrics import last_answers
 from training.results import write
 from training.schedules import schedule_of
 
-WARM_UP = 3  # steps before the capture: kernels are compiled, and the optimizers make their state
+WARM_UP = 3  # steps before the capture, in which kernels are compiled and optimizers allocate their state
 
 
 class Batches:
-    """The data of a config on a device: all batches of training, and those of the test."""
+    """The data of a config on a device: all training batches and all test batches."""
 
     def __init__(self, config: DictConfig, device: torch.device) -> None:
         self.data: StateTracking = instantiate(config.data)
@@ -75,8 +74,10 @@ class Learner:
 
 
 class Ensemble:
-    """Models of the same shapes that take their steps together, each with its own weights and rate, and with the same
-    or its own data."""
+    """Models of one shape that are trained in common steps.
+
+    Each has its own weights and learning rate; all have the same data, or each its own.
+    """
 
     def __init__(self, learners: Sequence[Learner]) -> None:
         self.learners = learners
@@ -90,13 +91,13 @@ class Ensemble:
         self._same_data = all(learner.batches is learners[0].batches for learner in learners)
         self._ids = self._of_all([learner.batches.ids for learner in learners], axis=1)  # [steps, (models,) B, T]
         self._labels = self._of_all([learner.batches.labels for learner in learners], axis=1)
-        self._maps = True  # the model can be mapped by vmap
-        self._number = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step
+        self._maps = True  # whether vmap can map the model
+        self._number = torch.zeros(1, dtype=torch.int64, device=device)  # number of the next step
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def _of_all(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """Return the data of the learners: stacked, or once if they are the same."""
+        """Return the data of all learners, stacked along `axis`, or once if all learners share it."""
         return tensors[0] if self._same_data else torch.stack(list(tensors), dim=axis)
 
     def _step(self) -> None:
@@ -108,7 +109,7 @@ class Ensemble:
         self._number += 1
 
     def _losses(self, ids: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy over the scored labels, of each model."""
+        """Return the mean cross-entropy over the scored labels for each model [models]."""
         found = self._logits(ids)
         labels = labels.expand(found.shape[:-1])
         each = F.cross_entropy(found.flatten(0, -2), labels.flatten(), ignore_index=IGNORE, reduction="none")
@@ -116,7 +117,7 @@ class Ensemble:
         return each.view(len(self.learners), -1).sum(1) / number
 
     def _logits(self, ids: Tensor) -> Tensor:
-        """Return the logits [models, B, T, classes] for ids [models, B, T], or for the same [B, T]."""
+        """Return the logits [models, B, T, classes] for ids [models, B, T], or [B, T] if the models share them."""
         base, own = self.learners[0].model, None if self._same_data else 0
 
         def logits(weights: dict[str, Tensor], buffers: dict[str, Tensor], ids: Tensor) -> Tensor:
@@ -124,12 +125,12 @@ class Ensemble:
 
         if self._maps:
             try:
-                with sdpa_kernel(SDPBackend.MATH), InParts():  # other attention has no gradients under vmap
+                with sdpa_kernel(SDPBackend.MATH), InParts():  # other attention kernels have no gradients under vmap
                     return vmap(logits, in_dims=(0, 0, own))(self._weights, self._buffers, ids)
             except RuntimeError as error:
                 if "vmap" not in str(error):
                     raise
-                self._maps = False  # Mamba and mLSTM of transformers change tensors in place: run them one by one
+                self._maps = False  # the model writes in place, for example: run the models one by one
         models = range(len(self.learners))
         each = [{name: x[k] for name, x in self._weights.items()} for k in models]
         buffers = [{name: x[k] for name, x in self._buffers.items()} for k in models]
@@ -148,8 +149,10 @@ class Ensemble:
 
     @torch.no_grad()
     def evaluate(self, beyond: bool = True) -> list[dict | None]:
-        """Return for each model what `StateTracking.evaluate` does; None where weights are not finite. Without `beyond`
-        only sequences of training lengths are tested."""
+        """Return the result of `StateTracking.evaluate` for each model, or None if its weights are not finite.
+
+        Without `beyond`, only sequences of training lengths are tested.
+        """
         rows: list[list[Tensor]] = [[] for _ in self.learners]
         for tests in zip(*(learner.batches.test for learner in self.learners), strict=True):
             if tests[0][0] > 0 and not beyond:
@@ -165,7 +168,7 @@ class Ensemble:
         ]
 
     def capture(self) -> None:
-        """Take the first steps on a GPU, and capture a graph for the others."""
+        """On a GPU, take the first steps and capture a graph for the others."""
         if self._stream is None:
             return
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -179,7 +182,7 @@ class Ensemble:
         self._graph = graph
 
     def step(self) -> None:
-        """Take one step; a graph is only launched."""
+        """Take one step, or launch its graph if there is one."""
         if self._graph is None:
             self._step()
         else:
@@ -194,16 +197,16 @@ def train_together(
     drawn: dict[str, Batches] | None = None,
     beyond: bool = True,
 ) -> dict[Path, str]:
-    """Train the models of configs, and write eval.json to the folder of each.
+    """Train the models of several configs, and write eval.json to the folder of each.
 
     Args:
-        runs: configs, by the folders of their results.
-        device: a GPU; on the CPU there is no gain over one run after the other.
-        drawn: data of earlier calls, to which those of this call are added.
-        beyond: test lengths beyond those of training too.
+        runs: the configs by the folders of their results.
+        device: a GPU; a CPU works too, but is no faster than one run after the other.
+        drawn: a cache of data between calls; data of this call are added to it.
+        beyond: also test lengths beyond those of training.
 
     Returns:
-        the reason for each run without a result.
+        For each run without a result, the reason.
     """
     start = time.perf_counter()
     drawn = {} if drawn is None else drawn

@@ -1,7 +1,8 @@
-"""sLSTM layers of a checkpoint of the xlstm package (https://github.com/NX-AI/xlstm) as RNNMixers.
+"""Conversion of sLSTM layers in a checkpoint of the xlstm package (https://github.com/NX-AI/xlstm) to RNNMixers.
 
-A layer is converted whole: convolution, gates, recurrence and norm. The blocks around it are not, because they have
-another feed-forward part. The cell is assumed to be the package's function="slstm", which a checkpoint does not record.
+A layer is converted completely, with convolution, gates, recurrence and norm. The blocks around it are not converted,
+because their feed-forward part is different. The cell is assumed to be the package's function="slstm", which a
+checkpoint does not record.
 """
 
 import pickle
@@ -15,8 +16,8 @@ from data.atomic_file import replacing
 from flashrnn import get_cell
 from models.mixers import RNNMixer
 
-# The package gives its fgate to the cell's input gate and its igate to the forget gate. It keeps these wrong names for
-# trained models (https://github.com/NX-AI/xlstm/issues/98).
+# The package feeds its fgate to the cell's input gate and its igate to the forget gate. It keeps these wrong names for
+# compatibility with trained models (https://github.com/NX-AI/xlstm/issues/98).
 SLSTM = get_cell("slstm")
 MODULES = {"i": "fgate", "f": "igate", "z": "zgate", "o": "ogate"}
 
@@ -24,9 +25,9 @@ KERNEL, BIAS = "slstm_cell._recurrent_kernel_", "slstm_cell._bias_"
 
 
 def import_layers(weights: Mapping[str, Tensor]) -> dict[str, RNNMixer]:
-    """Return the sLSTM layers of a state_dict by their names in it, on the CPU in float32.
+    """Return the sLSTM layers in a state_dict by their names, on the CPU in float32.
 
-    Raises ValueError if there is none, or if one is not as the xlstm package has it.
+    Raises ValueError if there is none, or if a layer does not have the format of the xlstm package.
     """
     names = [name.removesuffix(KERNEL).removesuffix(".") for name in weights if name.endswith(KERNEL)]
     if not names:
@@ -56,9 +57,9 @@ def _layer(name: str, weights: Mapping[str, Tensor]) -> RNNMixer:
 
 
 def _recurrence(name: str, kernel: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return R [G, N, D, D] and b [G, N, D] from the layout of the backend that the checkpoint was trained with.
+    """Return R [G, N, D, D] and b [G, N, D], converted from the layout of the backend used in training.
 
-    The kernel's shape tells which it is; the bias has the same shape in both
+    The shape of the kernel shows which backend that was; the shape of the bias is the same for both
     (https://github.com/NX-AI/xlstm/issues/127).
     """
     G = len(SLSTM.gates)
@@ -75,15 +76,15 @@ def _recurrence(name: str, kernel: Tensor, bias: Tensor) -> tuple[Tensor, Tensor
 
 
 def read(path: Path) -> Mapping[str, Tensor]:
-    """Return the state_dict in a file of torch.save."""
+    """Return the state_dict stored in a file by torch.save."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} is no file of torch.save with tensors alone, or damaged") from error
+        raise ValueError(f"{path} is damaged, or was not written by torch.save with tensors only") from error
     weights = content.get("state_dict", content) if isinstance(content, Mapping) else {}
     if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
         keys = f" with the keys {', '.join(map(str, content))}" if isinstance(content, Mapping) else ""
-        raise ValueError(f"{path} holds a {type(content).__name__}{keys}; expected a state_dict: torch.save it alone")
+        raise ValueError(f"{path} contains a {type(content).__name__}{keys}; expected a state_dict saved by torch.save")
     return weights
 
 
@@ -98,7 +99,7 @@ def convert(checkpoint: Path, out: Path) -> dict[str, dict]:
 
 
 def _arguments(mixer: RNNMixer) -> dict:
-    """Return what RNNMixer is built with."""
+    """Return the constructor arguments of an RNNMixer."""
     return {
         "d_model": mixer.gates.in_features,
         "num_heads": mixer.num_heads,

@@ -1,1 +1,1 @@
-"""Generate text: sampling, the decoding step as a CUDA graph on static buffers, and the loops around it."""
+"""Text generation: sampling, the decoding step as a CUDA graph on static buffers, and the loops around it."""

@@ -1,4 +1,4 @@
-"""What a CUDA graph has captured of a model, to tell when it is out of date."""
+"""The state of a model that a CUDA graph depends on, to detect when a graph is out of date."""
 
 import torch
 from torch import nn
@@ -7,7 +7,10 @@ from ..walk import parameters
 
 
 def captured(of_model: list[nn.Module]) -> tuple:
-    """Return what a graph has captured of a model's modules and of PyTorch's settings. Weights may change in place."""
+    """Return everything that a graph of these modules depends on: PyTorch's settings and the addresses of the weights.
+
+    Weights may change in place.
+    """
     autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
     weights = tuple((p.data_ptr(), p.dtype) for p in parameters(of_model))
     return torch.backends.cuda.matmul.fp32_precision, autocast, weights

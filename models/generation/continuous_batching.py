@@ -1,4 +1,4 @@
-"""Continuous batching: generate after many prompts; a row whose text has ended takes the next prompt at once."""
+"""Continuous batching: when the text of one row ends, the row is loaded with the next prompt at once."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +21,10 @@ class StopConditions:
     """Conditions that end a text.
 
     Args:
-        max_new_tokens: its length.
-        tokens: any of these tokens.
-        stop: called with all new tokens of a text and how many of them it has seen before, returns after how many of
-            them the text ends, or None.
+        max_new_tokens: the text has this many tokens.
+        tokens: the text ends with one of these tokens.
+        stop: `stop(tokens, seen)` is called with all new tokens and the number of those that it has seen before. It
+            returns the number of tokens after which the text ends, or None.
     """
 
     max_new_tokens: int
@@ -37,9 +37,9 @@ class Prompt:
     """A prompt.
 
     Args:
-        tokens: its tokens, without padding.
-        key: of `row_random.keys`; read if tokens are sampled.
-        seen: tokens that are penalized; read if there is a repetition penalty.
+        tokens: token ids without padding.
+        key: the random key of the text, see `row_random.keys`; needed for sampling.
+        seen: tokens to penalize; needed with a repetition penalty.
     """
 
     tokens: Sequence[int]
@@ -49,14 +49,14 @@ class Prompt:
 
 @dataclass
 class Answer:
-    """The new tokens after the prompt at `index`, the one that ended the text included, and why the text ended."""
+    """The new tokens after the prompt at `index`, including the token that ended the text, and why the text ended."""
 
     index: int
     tokens: list[int] = field(default_factory=list)
-    reason: str | None = None  # END_OF_TEXT, STOP_STRING or LENGTH; None: it goes on
+    reason: str | None = None  # END_OF_TEXT, STOP_STRING or LENGTH; None: the text has not ended
 
     def extend(self, tokens: list[int], ends: StopConditions) -> None:
-        """Add tokens, up to the end."""
+        """Append tokens up to the end of the text, and set the reason if the text ends."""
         before = len(self.tokens)
         self.tokens += tokens[: ends.max_new_tokens - before]
         if len(self.tokens) == ends.max_new_tokens:
@@ -71,14 +71,14 @@ class Answer:
 def answers(
     model: SequenceModel, prompts: Sequence[Prompt], params: SamplingParams, ends: StopConditions, slots: int
 ) -> Iterator[Answer]:
-    """Yield the answer to each prompt when it has ended.
+    """Yield the answer to each prompt as soon as it is complete.
 
     Args:
-        model: one for which `unsupported_reason` returns None.
-        prompts: they are started in this order.
+        model: a model that a Decoder supports (`unsupported_reason` returns None).
+        prompts: prompts in the order in which they are started.
         params: how tokens are chosen.
         ends: when texts end.
-        slots: how many texts are generated at a time.
+        slots: number of texts generated at the same time.
     """
     if prompts:
         yield from _Scheduler(model, prompts, params, ends, min(slots, len(prompts))).run()
@@ -94,23 +94,23 @@ class _Scheduler:
         self.waiting = deque(enumerate(prompts))
         self.free = list(range(slots))
         self.running: dict[int, Answer] = {}  # by row
-        self.pending: deque[tuple[PendingTokens, dict[int, Answer]]] = deque()  # texts by their columns
+        self.pending: deque[tuple[PendingTokens, dict[int, Answer]]] = deque()  # with the text of each column
         self.decoder: Decoder | None = None
         self.pads = all(getattr(block.mixer, "trains_with_resets", True) for block in model.blocks)
 
     def run(self) -> Iterator[Answer]:
         while self.waiting or self.running:
-            # Reading a prompt takes as long as many steps, for one prompt as for a few.
+            # Reading prompts takes as long as many decoding steps, and a few prompts take as long as one.
             if self.waiting and (not self.running or len(self.free) >= max(1, self.slots // 8)):
                 self._admit()
             synchronous = self.decoder.synchronous
             self.pending.append((self.decoder.advance(1 if synchronous else SYNC_INTERVAL), dict(self.running)))
-            ahead = 0 if synchronous else 1  # tokens that are computed while the host looks at those before
+            ahead = 0 if synchronous else 1  # the GPU computes the next tokens while the host reads earlier ones
             while len(self.pending) > ahead:
                 yield from self._collect()
 
     def _admit(self) -> None:
-        """Put waiting prompts into free rows."""
+        """Load waiting prompts into free rows."""
         number = min(len(self.free), len(self.waiting))
         admitted = [(self.free.pop(), *self.waiting.popleft()) for _ in range(number)]
         if self.pads:
@@ -121,7 +121,7 @@ class _Scheduler:
             self._read(list(alike))
 
     def _read(self, admitted: list[tuple[int, int, Prompt]]) -> None:
-        """Read prompts together, padded on the left, and load them into their rows."""
+        """Read prompts as one batch, padded on the left, and load them into their rows."""
         rows, indices, prompts = zip(*admitted, strict=True)
         length = max(len(prompt.tokens) for prompt in prompts)
         padding = torch.tensor([length - len(prompt.tokens) for prompt in prompts])
@@ -138,7 +138,7 @@ class _Scheduler:
         self.pending.append((first, dict(enumerate(texts))))
 
     def _collect(self) -> Iterator[Answer]:
-        """Append the oldest pending tokens to their texts, and free the rows of the texts that end."""
+        """Append the oldest pending tokens to their texts; yield the texts that end, and free their rows."""
         tokens, texts = self.pending.popleft()
         columns = tokens.read().T.tolist()
         for column, text in texts.items():

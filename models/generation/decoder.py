@@ -1,4 +1,4 @@
-"""The decoding step of a model on static buffers: on a GPU one CUDA graph that appends a token to every row."""
+"""The decoding step of a model on static buffers. On a GPU, one CUDA graph appends a token to every row."""
 
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -17,35 +17,35 @@ from .side_stream import capture, on_side_stream, slower_without_graph
 from .state_buffers import buffers, first_visible, has_kv_cache, load, unload
 from .transfers import PendingTokens, to_device
 
-SYNC_INTERVAL = 8  # tokens between two looks of the host
+SYNC_INTERVAL = 8  # number of steps after which the host reads the tokens
 _SHORTEST_WINDOW = 256
 
 
 def unsupported_reason(model: SequenceModel) -> str | None:
-    """Return why a Decoder cannot run the model; None if it can."""
+    """Return why a Decoder does not support the model; None if it does."""
     without = {type(block.mixer).__name__ for block in model.blocks if not hasattr(block.mixer, "step")}
     if without:
         return f"{', '.join(sorted(without))} has no method step"
     if (module := next(filter(is_observed, modules(model)), None)) is not None:
-        return f"{type(module).__name__} has forward hooks, which a step does not call"
+        return f"{type(module).__name__} has forward hooks, which a decoding step does not call"
     return None
 
 
 def rows_for(batch: int) -> int:
-    """Return the rows of a Decoder for a batch on a GPU: graphs are captured for few sizes."""
+    """Return the number of rows of a Decoder for a batch on a GPU, rounded up so that few graphs are captured."""
     return 1 << (batch - 1).bit_length() if batch <= 64 else -(-batch // 64) * 64
 
 
 class Decoder:
-    """Append token after token to `rows` rows. Each row can be loaded with a sequence at any time.
+    """Append token after token to `rows` rows. Each row can be loaded with a new sequence at any time.
 
     Args:
-        model: one for which `unsupported_reason` returns None.
+        model: a model for which `unsupported_reason` returns None.
         params: how tokens are chosen.
-        like: states of some sequences, which the buffers are to hold.
-        rows: sequences at a time.
-        capacity: tokens of the longest one, prompt included, and those that are chosen before the host has seen its
-            end; only mixers that look back care.
+        like: states of the format that the buffers are to hold.
+        rows: number of sequences decoded at the same time.
+        capacity: number of tokens of the longest sequence, including its prompt and the tokens computed before the host
+            notices its end. Only mixers with a key-value cache use it.
     """
 
     @torch.inference_mode()
@@ -58,19 +58,19 @@ class Decoder:
         self._context = StepContext(rows, capacity, self.device)
         self._has_kv_cache = any(map(has_kv_cache, self._mixers))
         self._steps = 0
-        self._leads: dict[int, int] = {}  # by how much a row's position is more than the number of steps
+        self._leads: dict[int, int] = {}  # by row: its position minus the number of steps
         self._token = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self._sampler = Sampler(params, rows, model.num_classes, self.device)
         self._recent = torch.zeros(2 * SYNC_INTERVAL, rows, dtype=torch.int64, device=self.device)
         self._cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._half = 0
-        # Autocast keeps casts of weights from one operator to the next, which a graph would not see again.
+        # Autocast caches casts of weights between operators, which a graph would not repeat.
         captured = on_gpu and not torch.is_autocast_enabled("cuda")
         self._graphs: dict[int, torch.cuda.CUDAGraph] | None = {} if captured else None
 
     @property
     def synchronous(self) -> bool:
-        """Whether `advance` returns after its steps are done."""
+        """Whether `advance` returns only after its steps are done."""
         return self.device.type == "cpu"
 
     @torch.inference_mode()
@@ -83,25 +83,24 @@ class Decoder:
         keys: Sequence[int] | None = None,
         seen: Sequence[Sequence[int]] | None = None,
     ) -> PendingTokens:
-        """Put sequences that have been read into these rows, and choose the first new token of each; on a GPU the host
-        does not wait for it.
+        """Load sequences into the given rows and choose the first new token of each, on a GPU asynchronously.
 
         Args:
-            rows: one for each sequence.
-            logits: [B, num_classes] of the last position.
-            states: those of `SequenceModel.read`.
-            length: tokens that were read, with padding.
-            keys: of `row_random.keys`, if tokens are sampled.
-            seen: the tokens of each that are penalized, if there is a repetition penalty.
+            rows: the row of each sequence.
+            logits: [B, num_classes], the logits of the last position.
+            states: the states that `SequenceModel.read` returned.
+            length: number of tokens that were read, including padding.
+            keys: the random keys of `row_random.keys`; needed for sampling.
+            seen: the tokens of each sequence to penalize; needed with a repetition penalty.
 
         Returns:
-            the first tokens, int64 [1, B].
+            The first tokens, int64 [1, B].
         """
         index = to_device(rows, torch.int64, self.device)
         sampler = self._sampler.blank(len(rows))
         sampler.begin(keys, seen)
         tokens = sampler(logits)
-        pending = PendingTokens(tokens[None])  # what the caller waits for comes first
+        pending = PendingTokens(tokens[None])  # before all other work, because the caller waits for it
         for mixer, into, state in zip(self._mixers, self._states, states, strict=True):
             load(mixer, into, index, state)
         firsts = (first_visible(mixer, state) for mixer, state in zip(self._mixers, states, strict=True))
@@ -115,13 +114,13 @@ class Decoder:
         return pending
 
     def free(self, *rows: int) -> None:
-        """Mark these rows as free: their tokens are not read any more."""
+        """Mark these rows as free; their tokens are no longer read."""
         for row in rows:
             self._leads.pop(row, None)
 
     @torch.inference_mode()
     def advance(self, steps: int) -> PendingTokens:
-        """Append `steps` tokens, at most SYNC_INTERVAL, to all rows; on a GPU the host does not wait for them."""
+        """Append `steps` tokens, at most SYNC_INTERVAL, to all rows, on a GPU asynchronously."""
         self._half = SYNC_INTERVAL - self._half
         part = slice(self._half, self._half + steps)
         self._cursor.fill_(self._half)
@@ -131,7 +130,7 @@ class Decoder:
         return PendingTokens(self._recent[part])
 
     def states(self, batch: int) -> States:
-        """Return copies of the states of the first `batch` rows, as SequenceModel.forward has them."""
+        """Return copies of the states of the first `batch` rows in the format of SequenceModel.forward."""
         return [unload(m, s, batch, self._context) for m, s in zip(self._mixers, self._states, strict=True)]
 
     def _run(self) -> None:
@@ -144,7 +143,7 @@ class Decoder:
             self._graphs[window].replay()
 
     def _window(self) -> int:
-        """Return how many positions the next step attends to: a power of two, so that few graphs serve any length."""
+        """Return how many positions the next step reads: a power of two, so that few graphs serve any length."""
         if not self._has_kv_cache:
             return self.capacity
         position = self._steps + max(self._leads.values(), default=-self._steps)
@@ -152,7 +151,7 @@ class Decoder:
 
     @cached_property
     def _fused(self) -> ModelStep | None:
-        """Made for the first step, whose kernel nobody who asks for one token has to wait for."""
+        """The fused step, if there is one. Built on first use: a caller who needs one token does not wait for it."""
         return fused_step(self.model, self._states)
 
     def _step(self, window: int) -> None:
@@ -173,7 +172,7 @@ class Decoder:
         sampler.append(logits, self._token, self._recent, self._cursor)
 
     def _store(self, states: States) -> None:
-        """Copy the states that the step has not updated in place; on a GPU one kernel for all blocks."""
+        """Store the states that the step has not updated in place, on a GPU with one kernel for all blocks."""
         parts = [
             pair
             for into, state in zip(self._states, states, strict=True)
@@ -193,7 +192,7 @@ class Decoder:
         self._graphs = self._graphs | {window: graph} if graph else None
 
     def _warm_up(self, window: int) -> None:
-        """Run a step, and restore everything it has changed."""
+        """Run a step, then restore everything that it has changed."""
         self._pool = torch.cuda.graph_pool_handle()
         tensors = self._changing()
         before = [tensor.clone() for tensor in tensors]

@@ -1,4 +1,4 @@
-"""The decoders of a model, kept between calls, so that a graph is captured once."""
+"""The decoders of a model, cached between calls so that each graph is captured once."""
 
 from collections import OrderedDict
 
@@ -14,7 +14,7 @@ _DECODERS = 4
 
 
 class DecoderCache:
-    """The decoders that a model has used last. A copy of the model starts with none."""
+    """The decoders that a model has used most recently. A copy of the model starts with none."""
 
     def __init__(self) -> None:
         self._decoders: OrderedDict[tuple, Decoder] = OrderedDict()
@@ -27,19 +27,22 @@ class DecoderCache:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the model has not generated more than one token yet."""
+        """Whether the model has not yet generated more than one token."""
         return not self._decoders
 
     def prepare(self, model: SequenceModel, batch: int) -> None:
-        """Begin to compile the kernels of a model's first step, while it reads its first prompts of `batch` rows."""
+        """Start compiling the kernels of the first step, while the model reads its first batch of prompts."""
         if self.is_empty:
             compile_ahead(model, rows_for(batch))
 
     def get(self, model: SequenceModel, params: SamplingParams, like: States, batch: int, length: int) -> Decoder:
-        """Return a Decoder without sequences, for a batch of up to `length` tokens; `like` are states of the model."""
+        """Return a Decoder with free rows for `batch` sequences of up to `length` tokens.
+
+        `like` are states in the format of the model's.
+        """
         capacity = 1 << (length - 1).bit_length() if any(has_kv_cache(block.mixer) for block in model.blocks) else 0
         device = like[0][0].device
-        if device.type == "cpu":  # where nothing is captured, but steps may have copies of weights
+        if device.type == "cpu":  # not cached: there is no graph to keep, and a step may hold copies of old weights
             return Decoder(model, params, like, batch, capacity)
         key = params, rows_for(batch), capacity, captured(modules(model))
         if key not in self._decoders:

@@ -1,4 +1,4 @@
-"""A model's step as one kernel, where there is one: recurrent blocks at small batches on an NVIDIA GPU."""
+"""The decoding step of a model as one kernel, for recurrent blocks and small batches on an NVIDIA GPU."""
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +14,18 @@ from ..walk import modules
 
 
 def fused_step(model: SequenceModel, states: States) -> ModelStep | None:
-    """Return the step of a model on these states, which it updates in place; None if another way has to compute it.
+    """Return the fused step of a model, which updates `states` in place; None if the model or batch has none.
 
     Args:
-        model: its weights may change in place.
-        states: as SequenceModel.step takes them.
+        model: the model; its weights may change in place.
+        states: states in the format of SequenceModel.step.
     """
     found = _residual_model(model, states)
     return None if found is None else ModelStep(found)
 
 
 def compile_ahead(model: SequenceModel, rows: int) -> None:
-    """Begin to compile what reading a prompt and the first step for this many rows will need, if there is a step."""
+    """Start compiling the kernels for reading a prompt and for the fused step of `rows` rows, if the model has one."""
     recurrence = getattr(model.blocks[0].mixer, "recurrence", None)
     if not (isinstance(recurrence, Recurrence) and model.embedding.weight.is_cuda):
         return
@@ -36,7 +36,7 @@ def compile_ahead(model: SequenceModel, rows: int) -> None:
 
 
 def _residual_model(model: SequenceModel, states: States) -> ResidualModel | None:
-    """Return what a ModelStep takes; None if there is none of this model and these states."""
+    """Return the arguments of a ModelStep; None if ModelStep does not support this model and these states."""
     if torch.is_autocast_enabled("cuda") or states[0][0].device.type != "cuda":
         return None
     if (plain := plain_blocks(model, modules(model))) is None:
@@ -72,5 +72,5 @@ def _weights(block: PlainBlock, state: Tensor) -> ResidualBlock:
 
 
 def _matrix(linear: nn.Linear | Int8Linear) -> tuple[Tensor, Tensor | None]:
-    """Return the weights of a linear layer as they are stored, and the scales of their rows, if there are any."""
+    """Return the stored weights of a linear layer and, for 8-bit weights, the scales of their rows."""
     return (linear.quantized, linear.scale) if isinstance(linear, Int8Linear) else (linear.weight, None)

@@ -1,4 +1,4 @@
-"""Generate for one batch: run a Decoder until all of its sequences have ended."""
+"""Generation for one batch: run a Decoder until all sequences have ended."""
 
 from collections.abc import Iterator
 
@@ -12,10 +12,10 @@ from .transfers import PendingTokens
 
 
 def tokens(decoder: Decoder, steps: int, exact: bool = False) -> Iterator[Tensor]:
-    """Yield the next tokens of all rows, int64 [some steps, rows] on the host, until there are `steps` of them.
+    """Yield the next `steps` tokens of all rows in groups, int64 [steps of the group, rows], on the host.
 
-    On a GPU the host reads tokens while the next SYNC_INTERVAL steps run. If the caller stops early, the states have
-    read more tokens than it has seen. With `exact`, the host waits for every token, and the states match.
+    On a GPU the host reads tokens while the next SYNC_INTERVAL steps run. If the caller stops early, the states are
+    therefore ahead of the tokens it has received. With `exact`, the host waits for every token, and the states match.
     """
     exact = exact or decoder.synchronous
     before = None
@@ -42,20 +42,20 @@ def complete(
     streamer: BaseStreamer | None,
     exact: bool,
 ) -> Tensor:
-    """Return the prompts and the text generated after them, int64 [B, length], as transformers' loop does.
+    """Return the prompts with the generated text after them, int64 [B, length], as the loop of transformers does.
 
     Args:
-        decoder: has been loaded with the prompts, in its first rows.
-        first: the tokens that it chose then.
+        decoder: a decoder whose first rows have been loaded with the prompts.
+        first: the first tokens, which `decoder.load` returned.
         input_ids: int64 [B, T], the prompts.
-        request: when to end.
-        padding: the token that a text is filled up with after its end.
-        streamer: gets the tokens of every step.
-        exact: stop the decoder where the text ends.
+        request: when to stop.
+        padding: the token that fills a text after its end.
+        streamer: receives the tokens of every step, or None.
+        exact: stop the decoder exactly where the text ends, see `tokens`.
     """
     B, T = input_ids.shape
     ends, going, columns = set(request.ends), set(range(B)), []
-    given = input_ids if request.others else None  # on the device, where criteria of users may have their tensors
+    given = input_ids if request.others else None  # on the device, where users' criteria may keep tensors
     for column in _columns(decoder, first, B, request.max_length - T, exact):
         if len(going) < B and ends:
             column = [token if row in going else padding for row, token in enumerate(column)]

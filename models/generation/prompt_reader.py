@@ -1,8 +1,8 @@
-"""Reading the prompt of one sequence on a GPU: in pieces, each of which is one CUDA graph from its second use on.
+"""Reading the prompt of one sequence on a GPU in pieces, with a CUDA graph for every piece size that is used again.
 
-A piece is about 90 kernels, for which some hosts need longer than the GPU. A graph needs one launch, on another
-stream, so that the host can prepare what follows, and wait for other copies, while the GPU reads. Pieces have few
-sizes: the first one is padded on the left, and the states are reset where the prompt begins.
+A piece takes about 90 kernels, and some hosts need longer to launch them than the GPU to run them. A graph needs one
+launch. It runs on a second stream, so that meanwhile the host can prepare the next work and wait for other copies. To
+keep the number of sizes small, the first piece is padded on the left, and states are reset where the prompt begins.
 """
 
 from collections.abc import Iterator
@@ -21,17 +21,17 @@ from .captured import captured
 from .side_stream import capture, on_side_stream, slower_without_graph
 
 _DEVICE = "cuda"
-_SIZES = (1024, 512, 256, 128)  # tokens of a piece that is captured, each a multiple of those after it
+_SIZES = (1024, 512, 256, 128)  # tokens per captured piece; each is a multiple of the smaller ones
 
 
 class ReadingPrompt:
-    """A prompt that a GPU is reading on another stream."""
+    """A prompt that the GPU is reading on a second stream."""
 
     def __init__(self, stream: torch.cuda.Stream, logits: Tensor, states: States) -> None:
         self._stream, self._logits, self._states = stream, logits, states
 
     def result(self) -> tuple[Tensor, States]:
-        """Return what `SequenceModel.read` does, for use on the current stream, which waits."""
+        """Return the result of `SequenceModel.read`, and let the current stream wait for it."""
         current = self.finish()
         for tensor in (self._logits, *(part for state in self._states for part in state)):
             tensor.record_stream(current)
@@ -45,18 +45,18 @@ class ReadingPrompt:
 
 
 class PromptReader:
-    """Reads prompts, and keeps the graphs of the model that it has read with last. A copy of it has none."""
+    """Reads prompts and caches the graphs of the model used last. A copy starts without graphs."""
 
     def __init__(self) -> None:
-        self._captured: tuple = ()  # what the graphs depend on
+        self._captured: tuple = ()  # what the graphs depend on, see `captured`
         self._forget()
 
     def _forget(self) -> None:
-        # By size and whether there is padding; None for one that has been read once, or cannot be captured.
+        # By size and whether there is padding; None for a piece that was read once, or that cannot be captured.
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph | None] = {}
         self._pool = None
         self._failed = False
-        # What graphs read and write, made like the results of the first piece.
+        # The static tensors that graphs read and write, created after the first piece.
         self._ids = self._reset = self._last = self._states = self._zeros = None
 
     def __deepcopy__(self, memo: dict) -> "PromptReader":
@@ -68,18 +68,20 @@ class PromptReader:
     def read(
         self, model: SequenceModel, input_ids: Tensor, states: States | None, reset: Tensor | None
     ) -> tuple[Tensor, States]:
-        """Return what `SequenceModel.read` does."""
+        """Return the result of `SequenceModel.read`."""
         reading = None if reset is not None else self.begin(model, input_ids, states)
         return model.read(input_ids, states, reset) if reading is None else reading.result()
 
     def begin(self, model: SequenceModel, input_ids: Tensor, states: States | None = None) -> ReadingPrompt | None:
-        """Begin to read the tokens of one sequence on a GPU; None for others, for few tokens more of it, and for models
-        of other blocks.
+        """Start reading the tokens of one sequence on a GPU.
+
+        Return None if this is not supported: on other devices, for larger batches, for blocks that `fused_blocks` does
+        not serve, and for few more tokens of a sequence that has states.
 
         Args:
-            model: whose device is that of the tokens.
+            model: a model on the device of the tokens.
             input_ids: int64 [1, T].
-            states: those of `SequenceModel.read`.
+            states: as in `SequenceModel.read`.
         """
         B, T = input_ids.shape
         if input_ids.device.type != _DEVICE or B > 1 or torch.cuda.is_current_stream_capturing():
@@ -92,14 +94,14 @@ class PromptReader:
         if (now := captured(of_model)) != self._captured:
             self._captured = now
             self._forget()
-        # Tensors that outlive the call must not be those of inference mode.
+        # Tensors that outlive the call must not be inference tensors.
         with on_side_stream(input_ids.device) as stream, torch.inference_mode(False), torch.no_grad():
             return ReadingPrompt(stream, *self._read(model, plain, input_ids, states))
 
     def _read(
         self, model: SequenceModel, plain: list[fused_blocks.PlainBlock], ids: Tensor, states: States | None
     ) -> tuple[Tensor, States]:
-        # States that there are cannot be reset: then the last piece has the tokens that are left.
+        # Given states cannot be reset, so there is no padding then: the last piece has the remaining tokens.
         padding = -ids.shape[1] % min(_SIZES) if states is None else 0
         end = -padding
         for size in _sizes(ids.shape[1] + padding):
@@ -110,22 +112,25 @@ class PromptReader:
                 x, states = self._last, self._states
                 continue
             x, states = self._read_eagerly(model, plain, part, size, states)
-        if states is self._states:
-            states = [tuple(map(torch.empty_like, state)) for state in states]  # which the next prompt leaves alone
+        if states is self._states:  # the next prompt overwrites these
+            states = [tuple(map(torch.empty_like, state)) for state in states]
             copy_each(_parts(states), _parts(self._states))
         return fused_blocks.logits(x, model.head), states
 
     def _read_eagerly(
         self, model: SequenceModel, plain: list[fused_blocks.PlainBlock], part: Tensor, size: int, states: States | None
     ) -> tuple[Tensor, States]:
-        """Return the last hidden state, and the states, after one piece; the next of its size can be captured."""
+        """Read one piece without a graph; return the last hidden state and the states.
+
+        The next piece of this size can then be captured.
+        """
         padding, reset = size - part.shape[1], None
         if padding:
             part = F.pad(part, (padding, 0))
             reset = torch.zeros_like(part, dtype=torch.bool)
             reset[:, padding] = True
         x, states = model.fused_hidden_states(plain, part, states, reset)
-        x = x[:, -1].clone()  # the rest need not be there when the next piece is read
+        x = x[:, -1].clone()  # frees the other positions before the next piece is read
         if size in _SIZES:
             self._graphs.setdefault((size, padding > 0))
         if self._states is None:
@@ -135,7 +140,7 @@ class PromptReader:
         return x, states
 
     def _load(self, states: States | None, part: Tensor, size: int) -> None:
-        """Let the next graph begin with these states, and read these tokens."""
+        """Copy states and tokens into the static tensors that the next graph reads."""
         padding = size - part.shape[1]
         self._ids[:, padding:size].copy_(part)
         if padding:
@@ -149,7 +154,7 @@ class PromptReader:
     def _graph(
         self, model: SequenceModel, plain: list[fused_blocks.PlainBlock], size: int, padded: bool
     ) -> torch.cuda.CUDAGraph | None:
-        """Return the graph of a piece, captured now if this is its second use; None if there is none."""
+        """Return the graph of a piece, capturing it on the second use; None if there is none."""
         key = size, padded
         if self._graphs.get(key) is not None or key not in self._graphs or self._failed:
             return self._graphs.get(key)
@@ -167,14 +172,14 @@ class PromptReader:
         return capture(partial(self._read_piece, model, plain, size, padded), self._pool, stream)
 
     def _read_piece(self, model: SequenceModel, plain: list[fused_blocks.PlainBlock], size: int, padded: bool) -> None:
-        reset = self._reset[:, :size] if padded else None  # with it the kernels of the recurrence take 7 % longer
+        reset = self._reset[:, :size] if padded else None  # the recurrence takes 7 % longer with a mask
         x, states = model.fused_hidden_states(plain, self._ids[:, :size], self._states, reset)
         self._last.copy_(x[:, -1])
         copy_each(_parts(self._states), _parts(states))
 
 
 def _sizes(length: int) -> Iterator[int]:
-    """Yield the sizes of the pieces of a prompt."""
+    """Yield the sizes of the pieces of a prompt, the largest first."""
     for size in _SIZES:
         while length >= size:
             yield size

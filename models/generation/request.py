@@ -1,4 +1,4 @@
-"""Translate what transformers' `generate` has prepared into the settings of a Decoder's loop."""
+"""Translation of the settings that transformers' `generate` prepares into those of a Decoder's loop."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from transformers.generation import (
 
 from .sampler import SamplingParams
 
-# In the order in which a Sampler applies them, with the setting and the attribute that it comes from.
+# In the order in which a Sampler applies them: the setting, and the attribute with its value.
 _PROCESSORS = {
     RepetitionPenaltyLogitsProcessor: ("repetition_penalty", "penalty"),
     TemperatureLogitsWarper: ("temperature", "temperature"),
@@ -32,16 +32,16 @@ _INPUTS = {"attention_mask", "past_key_values", "use_cache", "logits_to_keep"}
 
 @dataclass(frozen=True)
 class Request:
-    """A call of `generate` that a Decoder serves."""
+    """The settings of a call of `generate` that a Decoder supports."""
 
     params: SamplingParams
     max_length: int
     ends: tuple[int, ...]  # tokens that end a text
-    others: StoppingCriteriaList  # what else ends one, asked for every token
-    ignored: int | Tensor  # tokens at the beginning of a prompt that are not penalized, for each row or for all
+    others: StoppingCriteriaList  # further stopping criteria, called after every token
+    ignored: int | Tensor  # number of tokens at the start of a prompt that are not penalized, for all rows or per row
 
     def penalized(self, input_ids: Tensor) -> list[list[int]] | None:
-        """Return the tokens of each prompt that are penalized, if there is a repetition penalty."""
+        """Return the tokens of each prompt to penalize; None without a repetition penalty."""
         if not self.params.penalizes:
             return None
         rows = input_ids.tolist()
@@ -55,7 +55,7 @@ def request(
     config: GenerationConfig,
     inputs: dict[str, Any],
 ) -> Request | str:
-    """Return the request, or, as a string, the feature it asks for that a Decoder does not have."""
+    """Return the request or, as a string, the requested feature that a Decoder does not support."""
     if extra := {name for name, value in inputs.items() if value is not None} - _INPUTS:
         return ", ".join(sorted(extra))
     if not inputs.get("use_cache", True):

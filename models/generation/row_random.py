@@ -1,7 +1,8 @@
-"""Random numbers for sampling that depend on a row's key alone: the same in any batch, on any device, in a CUDA graph.
+"""Random numbers for sampling that depend only on a row's key: the same in any batch, on any device, in a CUDA graph.
 
-A row has a 32-bit key, which moves on by a constant with every token (a Weyl sequence). The number of a vocabulary
-entry is a hash of that key and of the entry's own constant. flashrnn/cuda/decoding/kernels/draw.cuh computes the same.
+A row has a 32-bit key, to which a constant is added with every token (a Weyl sequence). The random number of a
+vocabulary entry is a hash of this key and of the entry's own constant. flashrnn/cuda/decoding/kernels/draw.cuh computes
+the same numbers.
 """
 
 import hashlib
@@ -16,13 +17,15 @@ _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - 2**32  # Wellons' multipliers for a h
 
 
 def new_seed() -> int:
-    """Return a seed for a call, drawn from PyTorch's generator: torch.manual_seed decides what it is."""
+    """Return a seed for one call, drawn from PyTorch's global generator, so that torch.manual_seed determines it."""
     return int(torch.randint(2**62, ()))
 
 
 def keys(seed: int, prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Return a key for each prompt (tokens without padding), made of the seed, the tokens, and how many equal prompts
-    precede it."""
+    """Return a key for each prompt (tokens without padding).
+
+    It is a hash of the seed, the tokens and the number of equal prompts before it.
+    """
     before: Counter[bytes] = Counter()
     found = []
     for prompt in prompts:
@@ -36,22 +39,22 @@ def keys(seed: int, prompts: Sequence[Sequence[int]]) -> list[int]:
 
 def constants(vocabulary: int, device: torch.device) -> Tensor:
     """Return a distinct 31-bit constant for each entry, int32 [vocabulary]."""
-    # An odd multiple modulo 2^31 is another number for each; what is made of it below mixes all of its bits.
+    # Multiplication by an odd number is one-to-one modulo 2^31; `exponential` mixes all bits of the result.
     entries = torch.arange(1, vocabulary + 1, dtype=torch.int64, device=device)
     return (entries * 0x2C1B3C6D % 2**31).to(torch.int32)
 
 
 def next_keys_(row_keys: Tensor) -> None:
-    """Move the rows' keys on by one token, in place."""
+    """Advance the keys of the rows by one token, in place."""
     row_keys.add_(_WEYL)
 
 
 def exponential(row_keys: Tensor, entries: Tensor) -> Tensor:
-    """Return an exponentially distributed number for each row and entry, float32 [B, K].
+    """Return an exponentially distributed number for each row and vocabulary entry, float32 [B, K].
 
     Args:
         row_keys: int32 [B, 1].
-        entries: `constants` of entries, int32 [K] or [B, K].
+        entries: the `constants` of the entries, int32 [K] or [B, K].
     """
     x = row_keys ^ entries
     for shift, factor in ((16, _FIRST), (15, _SECOND)):
@@ -59,5 +62,5 @@ def exponential(row_keys: Tensor, entries: Tensor) -> Tensor:
         x *= factor
     x ^= x >> 16
     x &= 0x7FFFFFFF
-    minus_uniform = x.to(torch.float32).add_(0.5).mul_(-(2.0**-31))  # dense near zero, where a race is won
+    minus_uniform = x.to(torch.float32).add_(0.5).mul_(-(2.0**-31))  # floats are dense near zero, where races are won
     return minus_uniform.log1p_().neg_()

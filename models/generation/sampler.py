@@ -1,4 +1,4 @@
-"""Sample the next token from logits, by operators that a CUDA graph can capture."""
+"""Sampling of the next token from logits, with operators that a CUDA graph can capture."""
 
 import math
 from collections.abc import Sequence
@@ -18,12 +18,13 @@ class SamplingParams:
     """How the next token is chosen: the settings of transformers' GenerationConfig, applied in the same order.
 
     Args:
-        sample: draw tokens; otherwise the likeliest one is taken, and all settings but the penalty are without effect.
+        sample: draw tokens at random. Otherwise the likeliest token is taken, and of the other settings only the
+            repetition penalty has an effect.
         temperature: logits are divided by it.
-        top_k: draw from this many likeliest tokens; 0: from all.
-        top_p: draw from the likeliest tokens that together have this probability.
-        min_p: draw from tokens that have at least this share of the likeliest one's probability.
-        repetition_penalty: what is above 1 makes tokens that were there already less likely.
+        top_k: draw only from the `top_k` likeliest tokens; 0 means from all.
+        top_p: draw only from the likeliest tokens that together have this probability.
+        min_p: draw only from tokens with at least this fraction of the likeliest token's probability.
+        repetition_penalty: values above 1 make tokens that have occurred before less likely.
     """
 
     sample: bool = False
@@ -35,12 +36,12 @@ class SamplingParams:
 
     @property
     def likeliest(self) -> bool:
-        """Return whether the token of the largest logit is always taken."""
+        """Whether the token with the largest logit is always taken."""
         return not (self.sample or self.penalizes)
 
     @property
     def draws_from_all(self) -> bool:
-        """Return whether any token may be drawn, with the probability that its logit gives it."""
+        """Whether tokens are drawn from the whole vocabulary with the probabilities of the logits."""
         return self.sample and not (self.top_k or self.top_p < 1 or self.min_p or self.penalizes)
 
     @property
@@ -49,12 +50,12 @@ class SamplingParams:
 
 
 class Sampler:
-    """Choose the next token of every row, by SamplingParams.
+    """Chooses the next token of every row as SamplingParams specify.
 
     Attributes:
-        keys: int32 [rows, 1], see `row_random`; None if nothing is drawn.
-        temperature: float32 [1], that of the params.
-        seen: bool [rows, vocabulary], which tokens are penalized; None if none is.
+        keys: int32 [rows, 1], the random keys of the rows (see `row_random`); None without sampling.
+        temperature: float32 [1], the temperature of the params.
+        seen: bool [rows, vocabulary], the tokens to penalize; None without a repetition penalty.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Sampler:
         return Sampler(self.params, rows, self._vocabulary, self._device, self._constants)
 
     def begin(self, keys: Sequence[int] | None, seen: Sequence[Sequence[int]] | None) -> None:
-        """Start a sequence in every row, with keys of `row_random.keys` if tokens are sampled, and seen tokens."""
+        """Start a sequence in every row, with the keys of `row_random.keys` and the seen tokens, if they are used."""
         if self.keys is not None:
             self.keys.copy_(to_device(keys, torch.int32, self._device)[:, None])
         if self.seen is not None:
@@ -90,13 +91,13 @@ class Sampler:
             self.seen.index_copy_(0, rows, other.seen)
 
     def append(self, logits: Tensor, tokens: Tensor, history: Tensor, cursor: Tensor) -> None:
-        """Choose a token for each row, as a call does, on a GPU in one kernel.
+        """Choose a token for each row, as `__call__` does, but in place and on a GPU in one kernel.
 
         Args:
             logits: [rows, vocabulary].
-            tokens: int64 [rows], which are written.
-            history: int64 [H, rows]; they are also written to its row `cursor`.
-            cursor: int64 [1], which increases by one.
+            tokens: int64 [rows], receives the tokens.
+            history: int64 [H, rows], receives the tokens in its row `cursor`.
+            cursor: int64 [1], incremented by one.
         """
         if not self.params.likeliest and unsupported_choice(logits) is None:  # argmax is faster at large batches
             fixed = {"counter": self._counter, "settings": self._settings, "top_k": self.params.top_k}
@@ -107,7 +108,7 @@ class Sampler:
         cursor.add_(1)
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Return a token for each row, int64 [rows], from logits [rows, vocabulary]; update keys and seen tokens."""
+        """Return a token for each row, int64 [rows], given logits [rows, vocabulary]; update keys and seen tokens."""
         scores = logits
         if self.seen is not None:
             scores = self._penalized(scores.float())
@@ -121,7 +122,7 @@ class Sampler:
         return torch.where(self.seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
 
     def _drawn(self, scores: Tensor) -> Tensor:
-        """Sample by an exponential race (the Gumbel-max trick): the time of a token of weight w has mean 1 / w."""
+        """Sample by an exponential race (Gumbel-max trick): the arrival time of a token of weight w has mean 1 / w."""
         temperature = self.params.temperature
         scores, tokens = self._candidates(scores if temperature == 1 else scores / temperature)
         entries = self._constants if tokens is None else self._constants[tokens]
@@ -131,7 +132,7 @@ class Sampler:
         return (winners if tokens is None else tokens.gather(-1, winners)).squeeze(-1)
 
     def _candidates(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the candidates' scores (minus infinity if excluded) and their tokens; None: all tokens in order."""
+        """Return the scores of the candidates (-inf if excluded) and their tokens, or None for all tokens in order."""
         params, tokens = self.params, None
         if 0 < params.top_k < scores.shape[-1]:
             scores, tokens = scores.topk(params.top_k)
@@ -140,7 +141,7 @@ class Sampler:
         if params.top_p < 1:
             probabilities = scores.softmax(-1)
             likelier = probabilities.cumsum(-1) - probabilities
-            likelier[:, 0] = 0  # there is always one to draw
+            likelier[:, 0] = 0  # always keep the likeliest token
             scores = scores.masked_fill(likelier >= params.top_p, -math.inf)
         if params.min_p > 0:
             scores = scores.masked_fill(scores < scores.amax(-1, keepdim=True) + math.log(params.min_p), -math.inf)

@@ -1,7 +1,7 @@
-"""The stream of a GPU beside the caller's, on which prompts of one sequence are read, and CUDA graphs.
+"""A second stream per GPU, on which prompts of single sequences are read, and the capture of CUDA graphs.
 
-All models share the stream: PyTorch keeps a workspace of cuBLAS for every stream that has computed a matrix product,
-32 MiB on Hopper, until the process ends.
+All models share the stream, because PyTorch keeps a cuBLAS workspace (32 MiB on Hopper) for every stream that has
+computed a matrix product, until the process ends.
 """
 
 import warnings
@@ -24,8 +24,10 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextmanager
 def on_side_stream(device: torch.device) -> Iterator[torch.cuda.Stream]:
-    """Launch on this stream, after what the current one has been given. Other threads wait until all is launched: a
-    graph that is being captured would take their kernels, too."""
+    """Run the block's kernels on the side stream, after everything that was launched on the current stream.
+
+    Other threads wait until the block ends, because a graph that is being captured would record their kernels too.
+    """
     with _ALONE:
         stream = _stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -36,14 +38,19 @@ def on_side_stream(device: torch.device) -> Iterator[torch.cuda.Stream]:
 def capture(
     launch: Callable[[], None], pool: tuple[int, int], stream: torch.cuda.Stream | None = None
 ) -> torch.cuda.CUDAGraph:
-    """Return a CUDA graph of what `launch`, which has run before, launches.
+    """Return a CUDA graph of the kernels that `launch` launches; `launch` must have run once before.
 
-    The stream is that of PyTorch for captures if it is None. cuBLAS keeps the workspace of a stream that it has used
-    before. It is freed so that cuBLAS takes one from the graph's pool: PyTorch's compiler frees those outside of pools.
+    Args:
+        launch: launches the kernels.
+        pool: memory pool of the graph.
+        stream: stream of the capture; None means PyTorch's stream for captures.
+
+    All cuBLAS workspaces are freed first, so that cuBLAS allocates one from the graph's pool: torch.compile frees
+    workspaces outside of pools, and the graph would then use memory that is no longer its own.
     """
     free_cublas_workspaces()
     graph = torch.cuda.CUDAGraph()
-    # Other threads, such as those that load data, may go on to allocate memory.
+    # "thread_local": other threads, such as those that load data, may allocate memory during the capture.
     with _ALONE, torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         launch()
     return graph
@@ -51,11 +58,11 @@ def capture(
 
 @contextmanager
 def slower_without_graph(of: str) -> Iterator[None]:
-    """Warn if a CUDA graph cannot be captured, and go on; lack of memory remains an error."""
+    """Turn a failed capture of a CUDA graph into a warning. Running out of memory remains an error."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        warnings.warn(f"no CUDA graph of {of}, which is slower without: {reason}", stacklevel=4)
+        warnings.warn(f"{of} runs without a CUDA graph, which is slower: {reason}", stacklevel=4)

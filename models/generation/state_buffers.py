@@ -1,4 +1,4 @@
-"""Static buffers for the states of rows: a row is loaded with the state of a sequence, and overwritten by the next."""
+"""Static buffers for the states of a decoder's rows, which are loaded with one sequence after another."""
 
 from torch import Tensor, nn
 
@@ -15,7 +15,7 @@ def buffers(mixer: nn.Module, state: State, rows: int, capacity: int) -> State:
 
 
 def load(mixer: nn.Module, into: State, rows: Tensor, state: State) -> None:
-    """Copy the state of some sequences into these `rows` (int64) of the buffers."""
+    """Copy the state of several sequences into the given rows (int64) of the buffers."""
     if has_kv_cache(mixer):
         mixer.load_cache(into, rows, state)
         return
@@ -24,14 +24,14 @@ def load(mixer: nn.Module, into: State, rows: Tensor, state: State) -> None:
 
 
 def unload(mixer: nn.Module, state: State, rows: int, context: StepContext) -> State:
-    """Return the state of the first `rows` rows as the mixer's `forward` has it."""
+    """Return the state of the first `rows` rows in the format of the mixer's `forward`."""
     if has_kv_cache(mixer):
         return mixer.cached_state(state, rows, context)
     return tuple(part[:rows].clone() for part in state)
 
 
 def first_visible(mixer: nn.Module, state: State) -> Tensor | None:
-    """Return the first token that each sequence attends to, int64 [B]; None if that is token 0 for all."""
+    """Return the first position that each sequence attends to, int64 [B]; None if it is 0 for all."""
     return mixer.first_visible(state) if has_kv_cache(mixer) else None
 
 
@@ -41,7 +41,7 @@ def has_kv_cache(mixer: nn.Module) -> bool:
 
 
 def _rows_like(part: Tensor, rows: int) -> Tensor:
-    """Return zeros [rows, ...] in the memory format of `part` [B, ...], which kernels read without a copy."""
+    """Return zeros [rows, ...] with the memory format of `part` [B, ...], so that kernels need no copy."""
     order = sorted(range(part.ndim), key=lambda axis: (-part.stride(axis), -part.shape[axis]))
     shape = [rows if axis == 0 else part.shape[axis] for axis in order]
     return part.new_zeros(shape).permute([order.index(axis) for axis in range(part.ndim)])

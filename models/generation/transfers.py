@@ -1,4 +1,4 @@
-"""Copies between the host and a GPU for which the host does not wait."""
+"""Asynchronous copies between the host and a GPU."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the values as a tensor, while the copy may still be under way."""
+    """Return the values as a tensor on the device, without waiting for the copy."""
     return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 class PendingTokens:
-    """Tokens that are being copied to the host."""
+    """Tokens that are being copied to the host asynchronously."""
 
     def __init__(self, tokens: Tensor) -> None:
         self._arrived = None

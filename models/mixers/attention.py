@@ -7,17 +7,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .step_context import StepContext, rotary_frequencies
 
-# cuDNN makes a plan for every length, and a cache grows token by token: 50 ms per token instead of 12 on an H100.
+# Without cuDNN, which makes a new plan for every length of the cache: 50 ms per token instead of 12 on an H100.
 _BACKENDS_FOR_CACHE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @torch.library.custom_op("models::rotary_angles", mutates_args=())
 def rotary_angles(positions: Tensor, D: int, base: float) -> Tensor:
-    """Return cosines and sines for int64 positions [...], float32 [2, ..., D/2].
+    """Return the cosines and sines of the rotary embedding at int64 positions [...], float32 [2, ..., D/2].
 
-    It is an operator, because torch.compile would fuse the sines into the product and compute them again for every
-    element. It is no buffer, because a buffer is lost when a model is built on the meta device. All layers of a
-    compiled model share one call.
+    This is a custom operator because torch.compile would otherwise fuse the sines into the product and recompute them
+    for every element; all layers of a compiled model share one call. It is not a buffer because a buffer would be lost
+    when a model is built on the meta device.
     """
     angles = positions.to(torch.float32)[..., None] * rotary_frequencies(D, base, positions.device)
     return torch.stack((angles.cos(), angles.sin()))
@@ -29,26 +29,26 @@ def _(positions: Tensor, D: int, base: float) -> Tensor:
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Return the rotary embedding of x [B, N, T, D] by `angles` such as [2, T, D/2], computed in float32."""
+    """Return x [B, N, T, D] rotated by `angles` (cosines and sines, such as [2, T, D/2]), computed in float32."""
     cos, sin = angles
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
 class AttentionMixer(nn.Module):
-    """Multi-head causal self-attention, over all tokens or a sliding window of them, 4 d² parameters.
+    """Multi-head causal self-attention over all tokens or a sliding window of them, with 4 d² parameters.
 
-    The state is (keys [B, N, L, D], values [B, N, L, D], position [B]): keys and values of the last L tokens, at most
-    window - 1 of them with a window, and the position of the next token. After resets it also has start [B], the first
-    position of the current document: a token attends to tokens of its own document only.
+    The state is (keys [B, N, L, D], values [B, N, L, D], position [B]): the keys and values of the last L tokens (with
+    a window, at most window - 1) and the position of the next token. After resets it also contains start [B], the first
+    position of the current document, because a token attends only to tokens of its own document.
 
     Args:
         d_model: width of input and output.
         num_heads: number of heads; d_model / num_heads must be even, because the rotary embedding rotates pairs.
-        rope_base: base of the rotary frequencies. None means no rotary embedding, for hybrids, whose recurrent blocks
-            encode the position.
+        rope_base: base of the rotary frequencies. None means no rotary embedding, for hybrid models, whose recurrent
+            blocks encode the position.
         window: number of tokens that a token attends to, including itself; None means all. Longer sequences use a mask,
-            which takes the time of attention over all tokens.
+            which takes as long as attention over all tokens.
         block_index: index of the block in the backbone; unused, part of the mixer interface.
         num_blocks: number of blocks; unused, part of the mixer interface.
     """
@@ -86,7 +86,7 @@ class AttentionMixer(nn.Module):
         first = x.new_zeros(B, dtype=torch.int64) if state is None else state[2]
         if self.rope_base is not None:
             steps = torch.arange(T, device=x.device)
-            # Without a state the angles are the same for all sequences.
+            # Without a state, all sequences share the same angles.
             positions = steps if state is None else first[:, None, None] + steps
             angles = rotary_angles(positions, d // self.num_heads, self.rope_base)
             q, k = rotate(q, angles), rotate(k, angles)
@@ -111,7 +111,7 @@ class AttentionMixer(nn.Module):
     def step(
         self, x: Tensor, state: tuple[Tensor, ...], context: StepContext, residual: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Compute one token as any mixer's `step` does, on a state of `empty_cache`, which is changed in place."""
+        """Process one token, as described in `models.mixers`; `state` is a cache of `empty_cache`, updated in place."""
         keys, values = state
         (B, d), N, slots = x.shape, self.num_heads, keys.shape[2]
         slot = (context.position % slots)[:, None, None, None]
@@ -131,9 +131,10 @@ class AttentionMixer(nn.Module):
         return residual + self.out(y.view(B, d)), state
 
     def empty_cache(self, state: tuple[Tensor, ...], rows: int, capacity: int) -> tuple[Tensor, ...]:
-        """Return keys and values [rows, N, slots, D] of no token, for `step`, like those of a state.
+        """Return empty caches of keys and values [rows, N, slots, D] for `step`, with dtype and device of `state`.
 
-        The token at position p is in slot p % slots. There are as many slots as positions, or as the window is long.
+        The token at position p is stored in slot p % slots. The number of slots is `capacity`, the largest number of
+        positions, or the length of the window if that is smaller.
         """
         _, N, _, D = state[0].shape
         slots = capacity if self.window is None else min(capacity, self.window)
@@ -141,13 +142,13 @@ class AttentionMixer(nn.Module):
 
     @staticmethod
     def load_cache(buffers: tuple[Tensor, ...], rows: Tensor, state: tuple[Tensor, ...]) -> None:
-        """Put the state of some sequences into these `rows` (int64) of the buffers."""
+        """Copy the state of several sequences into the given rows (int64) of the cache."""
         positions = _cached_positions(state[2], state[0].shape[2])
         for buffer, part in zip(buffers, state[:2], strict=True):
             buffer[rows[:, None], :, positions % buffer.shape[2]] = part.transpose(1, 2)
 
     def cached_state(self, buffers: tuple[Tensor, ...], rows: int, context: StepContext) -> tuple[Tensor, ...]:
-        """Return the state of the first `rows` rows, which have read as many tokens each, as `forward` has it."""
+        """Return the state of the first `rows` rows in the format of `forward`; all have read equally many tokens."""
         position = context.position[:rows].clone()
         length = int(position[0])
         kept = length if self.window is None else min(length, self.window - 1)
@@ -158,19 +159,21 @@ class AttentionMixer(nn.Module):
 
     @staticmethod
     def first_visible(state: tuple[Tensor, ...]) -> Tensor | None:
-        """Return where the last document of each sequence starts, int64 [B]; None where that is 0 for all."""
+        """Return the first position of each sequence's last document, int64 [B]; None if it is 0 for all."""
         return state[3] if len(state) == 4 else None
 
     def flops_per_token(self, T: int) -> float:
-        """Return the operations of scores and weighted sums over T tokens, forward and backward; causality is not
-        deducted, as in PaLM."""
+        """Return the operations per token of scores and weighted sums over T tokens, forward and backward.
+
+        As in PaLM, the half that the causal mask hides is counted.
+        """
         return 12.0 * (T if self.window is None else min(T, self.window)) * self.out.in_features
 
     def _mask(self, starts: Tensor | None, first: Tensor, past: int, T: int, device: torch.device) -> Tensor:
-        """Return a mask that is True where one of the last T tokens attends to one of the past + T: not to later ones,
-        nor to those before the window or before the document.
+        """Return a mask that is True where one of the last T tokens attends to one of all past + T tokens.
 
-        bool [T, past + T], or [B, 1, T, past + T] if there are documents.
+        Later tokens, tokens before the window and tokens of earlier documents are excluded. The shape is [T, past + T],
+        or [B, 1, T, past + T] with documents.
         """
         mask = torch.ones(T, past + T, dtype=torch.bool, device=device).tril(diagonal=past)
         if self.window is not None:
@@ -182,8 +185,10 @@ class AttentionMixer(nn.Module):
 
 
 def _document_starts(state: tuple[Tensor, ...] | None, reset: Tensor | None, first: Tensor, T: int) -> Tensor | None:
-    """Return the position at which the document of each of T tokens starts, int64 [B, T]; None where no reset was ever
-    given."""
+    """Return the position where the document of each of T tokens starts, int64 [B, T]; None without any reset so far.
+
+    `first` [B] is the position of the first of these tokens.
+    """
     before = state[3] if state is not None and len(state) == 4 else None
     if reset is None:
         return None if before is None else before[:, None].expand(-1, T)

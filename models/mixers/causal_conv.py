@@ -8,19 +8,20 @@ from torch.nn import functional as F
 def causal_conv(
     x: Tensor, weight: Tensor, bias: Tensor, state: Tensor | None, reset: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the convolution of x before its activation, [B, T, d], and the last inputs, [B, width - 1, d].
+    """Return the convolution of x, without activation, [B, T, d], and the last inputs [B, width - 1, d].
 
     Args:
         x: [B, T, d].
         weight: [d, width].
         bias: [d].
         state: the inputs before x, [B, width - 1, d]; None means zeros.
-        reset: steps that see nothing before them, [B, T].
+        reset: bool [B, T], True at steps that see nothing before them; None means no such steps.
     """
     (B, T, d), past = x.shape, weight.shape[1] - 1
     padded = torch.cat((x.new_zeros(B, past, d) if state is None else state.to(x.dtype), x), dim=1)
     if reset is not None:
-        # Steps since the last reset; `past` or more where there was none, so that the state counts in full.
+        # The age of a step is its distance from the last reset. Without a reset it is at least `past`, so that all
+        # inputs of the state count.
         step = torch.arange(T, device=x.device)
         start = torch.where(reset, step, -past).cummax(dim=1).values  # [B, T]
         age = step - start
@@ -29,14 +30,14 @@ def causal_conv(
         term = padded[:, past - lag : past - lag + T] * weight[:, past - lag]
         y = y + (term if reset is None else term * (age >= lag)[..., None])
     state = padded[:, T:]
-    if reset is not None:  # inputs before the last document do not reach the next call
+    if reset is not None:  # clear inputs from before the last document
         steps_of_state = torch.arange(T - past, T, device=x.device)
         state = state * (steps_of_state >= start[:, -1:])[..., None]
     return y, state
 
 
 class CausalConv(nn.Module):
-    """Depthwise causal convolution over time, then SiLU. Its state is the last width - 1 inputs, [B, width - 1, d]."""
+    """Depthwise causal convolution over time with SiLU. Its state is the last width - 1 inputs [B, width - 1, d]."""
 
     def __init__(self, d_model: int, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Layers of flash-linear-attention on a GPU: Gated DeltaNet and Gated DeltaProduct."""
+"""Layers of flash-linear-attention, such as Gated DeltaNet and Gated DeltaProduct; they need a GPU."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ State = tuple[Tensor, ...]
 
 
 class _OneLayerCache:
-    """The cache of one layer of flash-linear-attention."""
+    """The cache that a layer of flash-linear-attention expects, for a single layer."""
 
     def __init__(self, state: State | None) -> None:
         self.state = state and {"recurrent_state": state[0], "conv_state": state[1] if len(state) == 2 else state[1:]}
@@ -34,18 +34,17 @@ class _OneLayerCache:
 class FLAMixer(nn.Module):
     """A layer of flash-linear-attention with its own gates, convolutions and output map.
 
-    The state is (recurrent state, last inputs of each convolution), all with the batch first. The kernels run on a GPU
-    and compute in half precision, for float32 inputs in bfloat16. torch.compile leaves the layer out.
-
-    With resets a sequence runs in single steps, without gradients.
+    The state is (recurrent state, last inputs of each convolution), all batch first. The kernels run on a GPU and
+    compute in half precision (bfloat16 for float32 inputs). torch.compile skips the layer. With resets, a sequence runs
+    in single steps and without gradients.
 
     Args:
         d_model: width of input and output.
-        num_heads: given to the layer; None leaves it to the layer.
-        layer: a class of fla.layers, by name.
-        block_index: place in the backbone, part of the mixer interface, unused here.
-        num_blocks: number of such places, by which the output map is initialised.
-        options: of the layer, such as allow_neg_eigval.
+        num_heads: number of heads; None means the default of the layer.
+        layer: name of a class in fla.layers.
+        block_index: index of the block in the backbone; unused, part of the mixer interface.
+        num_blocks: number of blocks, for the initial values of the output map.
+        options: other arguments of the layer, such as allow_neg_eigval.
 
     Raises:
         ImportError: flash-linear-attention is not installed.
@@ -69,24 +68,24 @@ class FLAMixer(nn.Module):
             from fla import layers
         except ImportError as error:
             raise ImportError(
-                f"mixer {layer} is of flash-linear-attention, which cannot be imported ({error}): "
+                f"mixer {layer} needs flash-linear-attention, which cannot be imported ({error}): "
                 "pip install 'flashrnn-lm[fla]'"
             ) from error
         if not hasattr(layers, layer):
-            raise ValueError(f"layer={layer}: fla.layers has no such class, such as GatedDeltaNet")
+            raise ValueError(f"layer={layer}: there is no such class in fla.layers; GatedDeltaNet is one")
         heads = {} if num_heads is None else {"num_heads": num_heads}
         self.layer = getattr(layers, layer)(hidden_size=d_model, layer_idx=0, **heads, **options)
         self.num_blocks = num_blocks
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Scale the output map as the backbone scales those that write to the residual stream."""
+        """Scale the output map as the backbone scales all weights that write to the residual stream."""
         out = getattr(self.layer, "o_proj", None) or self.layer.out_proj
         out.weight.div_(math.sqrt(2 * self.num_blocks))
 
     def forward(self, x: Tensor, state: State | None = None, reset: Tensor | None = None) -> tuple[Tensor, State]:
         if x.device.type == "cpu":
-            raise ValueError(f"{type(self.layer).__name__} of flash-linear-attention runs on a GPU, not on the CPU")
+            raise ValueError(f"{type(self.layer).__name__} of flash-linear-attention needs a GPU")
         if reset is None:
             return self._call(x, state)
         if torch.is_grad_enabled():

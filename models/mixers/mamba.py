@@ -1,4 +1,4 @@
-"""Mamba (Gu and Dao, arXiv 2312.00752), the weights of transformers' MambaModel."""
+"""Mamba (Gu and Dao, arXiv 2312.00752) with the weights of transformers' MambaModel."""
 
 import math
 
@@ -17,17 +17,17 @@ class MambaMixer(nn.Module):
     """A selective state-space layer with its own gate, convolution and output map; about 3 expand d² parameters.
 
     The state is (last inputs of the convolution [B, conv_width - 1, expand d], recurrent state [B, expand d,
-    state_size]). The scan is a fused kernel on a GPU and mambapy's elsewhere. torch.compile leaves the layer out,
-    because it would take minutes to unroll time.
+    state_size]). The scan is a fused kernel on a GPU and that of mambapy elsewhere. torch.compile skips the layer,
+    because unrolling the time steps would take it minutes.
 
     Args:
         d_model: width of input and output.
-        num_heads: part of the mixer interface, unused here.
-        state_size: recurrent states per channel.
+        num_heads: unused, part of the mixer interface.
+        state_size: number of recurrent states per channel.
         conv_width: width of the causal convolution.
-        expand: channels per input channel.
-        block_index: place in the backbone, part of the mixer interface, unused here.
-        num_blocks: number of such places, by which the output map is initialised.
+        expand: number of channels per input channel.
+        block_index: index of the block in the backbone; unused, part of the mixer interface.
+        num_blocks: number of blocks, for the initial values of the output map.
     """
 
     step = step_by_forward
@@ -58,7 +58,7 @@ class MambaMixer(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Initialise as Mamba does where that differs from the backbone."""
+        """Initialise as in Mamba where that differs from the backbone."""
         self.layer.init_mamba_weights()
         self.layer.out_proj.weight.div_(math.sqrt(2 * self.num_blocks))
 
@@ -67,8 +67,8 @@ class MambaMixer(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         if (dtype := self.layer.in_proj.weight.dtype).itemsize < 4:
             raise ValueError(
-                f"model=mamba cannot have weights in {dtype}: its scan is float32. Take trainer.precision=bf16-mixed, "
-                "or generate with dtype=float32"
+                f"model=mamba cannot have weights in {dtype}, because its scan runs in float32: train with "
+                "trainer.precision=bf16-mixed, or generate with dtype=float32"
             )
         return self._sequence(x, *(state or (None, None)), reset)
 

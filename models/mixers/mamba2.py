@@ -1,4 +1,4 @@
-"""Mamba-2 (Dao and Gu, arXiv 2405.21060), the weights of transformers' Mamba2Model."""
+"""Mamba-2 (Dao and Gu, arXiv 2405.21060) with the weights of transformers' Mamba2Model."""
 
 import math
 
@@ -13,22 +13,23 @@ from .stepwise import step_by_forward
 
 
 class Mamba2Mixer(nn.Module):
-    """A state-space layer whose heads forget at one rate each, with its own gate, convolution, norm and output map;
-    about 3 expand d² parameters.
+    """A state-space layer with one decay rate per head and its own gate, convolution, norm and output map.
+
+    It has about 3 expand d² parameters.
 
     The state is (last inputs of the convolution [B, conv_width - 1, expand d + 2 state_size], recurrent state [B,
     heads, head_dim, state_size]).
 
     Args:
         d_model: width of input and output.
-        num_heads: part of the mixer interface, unused here: there are expand d_model / head_dim heads.
-        head_dim: channels of a head.
-        state_size: recurrent states per channel.
+        num_heads: unused, part of the mixer interface; there are expand d_model / head_dim heads.
+        head_dim: number of channels per head.
+        state_size: number of recurrent states per channel.
         conv_width: width of the causal convolution.
-        expand: channels per input channel.
-        chunk_size: steps that are computed by one product.
-        block_index: place in the backbone, part of the mixer interface, unused here.
-        num_blocks: number of such places, by which the output map is initialised.
+        expand: number of channels per input channel.
+        chunk_size: number of steps per matrix product.
+        block_index: index of the block in the backbone; unused, part of the mixer interface.
+        num_blocks: number of blocks, for the initial values of the output map.
     """
 
     step = step_by_forward
@@ -63,7 +64,7 @@ class Mamba2Mixer(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Scale the output map as the backbone scales those that write to the residual stream."""
+        """Scale the output map as the backbone scales all weights that write to the residual stream."""
         self.layer.out_proj.weight.div_(math.sqrt(2 * self.num_blocks))
 
     def forward(
@@ -87,16 +88,16 @@ class Mamba2Mixer(nn.Module):
 def scan(
     u: Tensor, kept: Tensor, B: Tensor, C: Tensor, state: Tensor | None, reset: Tensor | None, chunk_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Return y_t = h_t C_t [batch, T, heads, D] and the last h of h_t = exp(kept_t) h_{t-1} + u_t B_tᵀ, by chunks.
+    """Compute h_t = exp(kept_t) h_{t-1} + u_t B_tᵀ in chunks; return y_t = h_t C_t [batch, T, heads, D] and the last h.
 
     Args:
         u: [batch, T, heads, D].
-        kept: logarithms of what every step keeps, [batch, T, heads].
+        kept: logarithm of the decay of each step, [batch, T, heads].
         B: [batch, T, N].
         C: [batch, T, N].
         state: h before the first step, [batch, heads, D, N]; None means zeros.
-        reset: steps before which h is zero, [batch, T], or None.
-        chunk_size: steps of a chunk.
+        reset: bool [batch, T], True where h is set to zero before the step, or None.
+        chunk_size: number of steps per chunk.
     """
     h = u.new_zeros(len(u), *u.shape[2:], B.shape[-1]) if state is None else state
     reset = torch.zeros_like(kept[..., 0], dtype=torch.bool) if reset is None else reset
@@ -108,7 +109,7 @@ def scan(
 
 
 def _chunk(u: Tensor, kept: Tensor, B: Tensor, C: Tensor, reset: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute a chunk by products over its steps t and s."""
+    """Return y and the last h of one chunk, by products over all pairs of its steps t and s."""
     kept, document = kept.cumsum(1), reset.cumsum(1)
     seen = torch.ones(2 * u.shape[1:2], dtype=torch.bool, device=u.device).tril()
     seen = seen & (document[:, :, None] == document[:, None])  # [batch, t, s]

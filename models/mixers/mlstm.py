@@ -1,4 +1,4 @@
-"""mLSTM (Beck et al., arXiv 2405.04517), the layer of transformers' xLSTMModel in its plain PyTorch form."""
+"""mLSTM (Beck et al., arXiv 2405.04517): the layer of transformers' xLSTMModel in plain PyTorch."""
 
 import math
 
@@ -12,8 +12,8 @@ from transformers.models.xlstm.modeling_xlstm import xLSTMLayer as MLSTMLayer
 from .stepwise import step_by_forward, stepwise
 
 CHUNK = 64
-# Gates of a padded step: keep everything, add nothing. In float32 exp(-60) is negligible beside exp(-15), the smallest
-# input gate that the layer's soft cap admits.
+# Gates of padded steps, which keep the whole state and add nothing. exp(-60) is negligible in float32 compared with
+# exp(-15), the smallest input gate that the layer's soft cap allows.
 KEEP, ADD_NOTHING = 60.0, -60.0
 
 
@@ -21,10 +21,10 @@ State = tuple[Tensor, Tensor, Tensor]  # c [B, N, D, D], n [B, N, D], m [B, N, 1
 
 
 class Chunkwise(nn.Module):
-    """transformers' chunkwise mLSTM for any T, with the state after the last step.
+    """transformers' chunkwise mLSTM for any T, including the state after the last step.
 
-    It replaces xLSTMBackend, which computes the steps after the last full chunk one by one: at T = 40 that is ten times
-    as slow. It writes nothing in place, so that torch.func.vmap can map it over the weights of several models.
+    It replaces xLSTMBackend, which computes the steps after the last full chunk one by one and is ten times as slow at
+    T = 40. It does not write in place, so that torch.func.vmap can map it over the weights of several models.
     """
 
     def forward(
@@ -57,17 +57,17 @@ class Chunkwise(nn.Module):
 
 
 def states_of_chunks(key: Tensor, value: Tensor, igate: Tensor, kept: Tensor, state: State) -> list[State]:
-    """Return the states before every chunk and after the last.
+    """Return the states before each chunk, and the state after the last chunk.
 
     Args:
         key: [B, N, chunks, length, D].
         value: [B, N, chunks, length, D].
         igate: logarithms of the input gates, [B, N, chunks, length].
-        kept: sums of the logarithms of the forget gates from the beginning of each chunk on, [B, N, chunks, length].
-        state: before the first chunk.
+        kept: cumulative sums of the logarithms of the forget gates within each chunk, [B, N, chunks, length].
+        state: the state before the first chunk.
     """
     states = [state]
-    to_end = kept[..., -1:] - kept + igate  # what each step weighs at the end of its chunk, as a logarithm
+    to_end = kept[..., -1:] - kept + igate  # logarithm of each step's weight at the end of its chunk
     for k in range(key.shape[2]):
         c, n, m = states[-1]
         whole = kept[:, :, k, -1:] + m
@@ -80,15 +80,16 @@ def states_of_chunks(key: Tensor, value: Tensor, igate: Tensor, kept: Tensor, st
 
 
 class MLSTMMixer(nn.Module):
-    """Matrix memory with exponential gates, norm per head, output gate and output map; 5 d² parameters.
+    """A matrix memory with exponential gates, a norm per head, an output gate and an output map; 5 d² parameters.
 
-    The state is (c [B, N, D, D], n [B, N, D], m [B, N, 1]). Resets run in single steps, which is slow.
+    The state is (c [B, N, D, D], n [B, N, D], m [B, N, 1]). With resets the sequence runs in single steps, which is
+    slow.
 
     Args:
         d_model: width of input and output, num_heads times the head size.
-        num_heads: heads, each with its own memory.
-        block_index: place in the backbone, part of the mixer interface, unused here.
-        num_blocks: number of such places, by which the output map is initialised.
+        num_heads: number of heads, each with its own memory.
+        block_index: index of the block in the backbone; unused, part of the mixer interface.
+        num_blocks: number of blocks, for the initial values of the output map.
     """
 
     step = step_by_forward
@@ -107,7 +108,7 @@ class MLSTMMixer(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Initialise the gates as xLSTM does: an input gate nearly closed, forget gates from 3 to 6."""
+        """Initialise as in xLSTM: input gates nearly closed, and biases of the forget gates from 3 to 6."""
         nn.init.zeros_(self.layer.igate_preact.weight)
         nn.init.zeros_(self.layer.fgate_preact.weight)
         nn.init.constant_(self.layer.igate_preact.bias, -10.0)

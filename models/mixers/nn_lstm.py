@@ -1,4 +1,4 @@
-"""torch.nn.LSTM as a mixer: cuDNN's kernels on a GPU."""
+"""torch.nn.LSTM as a mixer; on a GPU it runs cuDNN's kernels."""
 
 import torch
 from torch import Tensor, nn
@@ -8,10 +8,10 @@ from .stepwise import step_by_forward
 
 
 class NNLSTMMixer(nn.Module):
-    """A mixer with PyTorch's LSTM: y = norm(nn.LSTM(x)), 8 d² parameters.
+    """A mixer with PyTorch's LSTM: y = norm(nn.LSTM(x)), with 8 d² parameters.
 
-    It computes `RNNMixer(function="lstm")` with one head. The state is (h [B, d], c [B, d]). It does not support
-    resets, and torch.compile does not compile nn.LSTM.
+    It computes the same as `RNNMixer(function="lstm")` with one head. The state is (h [B, d], c [B, d]). It does not
+    support resets, and torch.compile does not compile nn.LSTM.
 
     Args:
         d_model: width of input and output.
@@ -36,8 +36,8 @@ class NNLSTMMixer(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         if reset is not None:
             raise ValueError(
-                "torch.nn.LSTM cannot reset its state inside a sequence, at documents (data.reset_at_documents) or "
-                "after padding on the left: model=lstm can"
+                "torch.nn.LSTM cannot reset its state inside a sequence, between documents (data.reset_at_documents) "
+                "or after padding on the left: use model=lstm"
             )
         h, last = self.lstm(x, None if state is None else tuple(part[None].to(x.dtype) for part in state))
         return F.layer_norm(h, h.shape[-1:]) * self.norm_weight, tuple(part[0] for part in last)

@@ -1,4 +1,4 @@
-"""A recurrent mixer: one linear map to the gates, the recurrence of any cell, a norm per head."""
+"""The recurrent mixer: a linear map to the gates, the recurrence of any cell, and a norm per head."""
 
 import torch
 from torch import Tensor, nn
@@ -9,23 +9,24 @@ from flashrnn import Cell, Recurrence, get_cell
 from .causal_conv import CausalConv
 from .step_context import StepContext
 
-# The gates that the causal convolution feeds. In xLSTM's sLSTM they are the input and forget gates, but not the values
-# to be stored and read out (z, o); the GRU's counterparts are r and z.
+# The gates whose input passes through the causal convolution. In xLSTM's sLSTM these are the input and forget gates,
+# but not the cell input and output gate (z, o). The GRU's counterparts are r and z.
 CONV_GATES = {"slstm": ("i", "f"), "lstm": ("i", "f"), "gru": ("r", "z")}
 
 
 class RNNMixer(nn.Module):
     """A recurrent mixer with any cell: y = norm(recurrence(gates(x))), without an output projection.
 
-    The gates have Gi d² parameters, the recurrence Gr d² / N. The state is (recurrent state [B, S, N, D],), and with a
-    convolution also its last inputs [B, width - 1, d].
+    The linear map to Gi gates has Gi d² parameters, the recurrent matrices of Gr gates and N heads have Gr d² / N. The
+    state is (recurrent state [B, S, N, D],), and with a convolution also its last inputs [B, width - 1, d].
 
     Args:
         d_model: width of input and output, num_heads times the head size.
         num_heads: number of heads, each with its own recurrent matrices and its own norm.
         function: the name of a registered cell, or a `flashrnn.Cell`.
         conv_width: width of a causal convolution with SiLU before some of the gates; 0 means none, xLSTM has 4.
-        conv_gates: names of the gates after the convolution. None means those of `CONV_GATES`; other cells: all gates.
+        conv_gates: names of the gates after the convolution. None means those in `CONV_GATES`, or all gates for cells
+            that are not listed there.
         backend: see `flashrnn.Recurrence`.
         recurrent_init: see `flashrnn.Recurrence`.
         bias_init: see `flashrnn.Recurrence`.
@@ -54,7 +55,7 @@ class RNNMixer(nn.Module):
             raise ValueError(f"conv_width={conv_width}: expected 0 (no convolution) or a positive width")
         if conv_gates is not None and not conv_width:
             raise ValueError(
-                f"conv_gates={list(conv_gates)}: conv_width=0 is no convolution that could feed them; xLSTM has width 4"
+                f"conv_gates={list(conv_gates)} without a convolution (conv_width=0); xLSTM has conv_width=4"
             )
         if conv_gates is None:
             conv_gates = CONV_GATES.get(cell.name, cell.input_gates)
@@ -108,7 +109,7 @@ class RNNMixer(nn.Module):
             gates = self._gates_of(x, convolved)
         gates, new = gates.view(B, -1, N, d // N), state[0]
         if (stepper := context.once(self, lambda: self.recurrence.stepper(new.transpose(0, 1)))) is not None:
-            h = stepper(gates)  # which changes the state in place
+            h = stepper(gates)  # updates the state in place
         else:
             h, last = self.recurrence(gates.unsqueeze(1), new.transpose(0, 1))
             new = last.transpose(0, 1)
@@ -116,7 +117,7 @@ class RNNMixer(nn.Module):
         return torch.addcmul(residual, normed, self.norm_weight), (new, *new_state)
 
     def _gates_of(self, x: Tensor, convolved: Tensor) -> Tensor:
-        """Return inputs of all gates, some of them fed by the convolution: two [..., d] -> [..., Gi d]."""
+        """Return the inputs of all gates [..., Gi d], computed from x or from the convolution, both [..., d]."""
         d = x.shape[-1]
         inputs = (convolved if fed else x for fed in self.conv_fed)
         weights = self.gates.weight.view(-1, d, d)

@@ -1,4 +1,4 @@
-"""The recurrence of Mamba: h_t = exp(step_t A) h_{t-1} + step_t u_t B_t, y_t = C_t h_t, for every channel."""
+"""The recurrence of Mamba, per channel: h_t = exp(step_t A) h_{t-1} + step_t u_t B_t and y_t = C_t h_t."""
 
 from typing import Any
 
@@ -7,24 +7,24 @@ from mambapy.pscan import pscan
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-TILE = 1024  # channels times states of a GPU program
+TILE = 1024  # channels times states per Triton program
 
 
 def selective_scan(
     u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, first: Tensor | None, reset: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return y [batch, T, channels] and the last h [batch, channels, states], all in float32.
+    """Return y [batch, T, channels] and the last h [batch, channels, states], both float32.
 
-    On a GPU it is one Triton kernel in each direction, which torch.func.vmap can map; elsewhere mambapy's scan.
+    On a GPU this runs one Triton kernel in each direction, with support for torch.func.vmap; elsewhere mambapy's scan.
 
     Args:
         u: inputs, [batch, T, channels].
-        step: their positive step sizes, of the same shape.
-        A: negative, [channels, states].
-        B: what each input adds, [batch, T, states].
-        C: what each output reads, [batch, T, states].
+        step: positive step sizes of the inputs, [batch, T, channels].
+        A: negative decay rates, [channels, states].
+        B: input weights, [batch, T, states].
+        C: output weights, [batch, T, states].
         first: h before the first step, [batch, channels, states]; None means zeros.
-        reset: steps before which h is zero, [batch, T], or None.
+        reset: bool [batch, T], True where h is set to zero before the step, or None.
     """
     u, step, A, B, C = (x.float() for x in (u, step, A, B, C))
     first = u.new_zeros(len(u), *A.shape) if first is None else first.float()
@@ -40,13 +40,13 @@ def selective_scan(
 
 
 class SelectiveScan(torch.autograd.Function):
-    """The kernels with their gradients, for rows of several models, each with its A [models, channels, states]."""
+    """The Triton kernels as an autograd function; the batch may hold rows of several models, A [models, ...] each."""
 
     @staticmethod
     def forward(
         u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, first: Tensor, goes_on: Tensor, keep: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return y, the last h, and, for the backward pass, h of every step if they are to be kept."""
+        """Return y, the last h and, with `keep`, h after every step for the backward pass."""
         from .selective_scan_kernels import forward
 
         u, step, A, B, C, first, goes_on = (x.contiguous() for x in (u, step, A, B, C, first, goes_on))
@@ -74,8 +74,8 @@ class SelectiveScan(torch.autograd.Function):
         block = _block(A)
         blocks = -(-channels // block)
         d_u, d_step, d_first = torch.empty_like(u), torch.empty_like(step), torch.empty_like(first)
-        d_A = torch.empty_like(first)  # of every row
-        d_B, d_C = (torch.empty(blocks, *B.shape, device=B.device) for _ in range(2))  # of every block of channels
+        d_A = torch.empty_like(first)  # one for every row, added up below
+        d_B, d_C = (torch.empty(blocks, *B.shape, device=B.device) for _ in range(2))  # one for every block of channels
         read = (u, step, A, B, C, first, goes_on, kept, d_y.contiguous(), d_last.contiguous())
         written = (d_u, d_step, d_A, d_B, d_C, d_first)
         sizes = (T, channels, A.shape[2], rows // len(A))
@@ -84,7 +84,7 @@ class SelectiveScan(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        """Make rows of all models the rows of one call."""
+        """Run all models in one call, with their rows as one batch."""
 
         def folded(x: Tensor, dim: int | None) -> Tensor:
             x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
@@ -96,10 +96,10 @@ class SelectiveScan(torch.autograd.Function):
 
 
 def _padded(A: Tensor) -> int:
-    """Return the number of states that a program computes with, a power of two."""
+    """Return the number of states rounded up to a power of two, as Triton needs it."""
     return 1 << (A.shape[2] - 1).bit_length()
 
 
 def _block(A: Tensor) -> int:
-    """Return the number of channels of a program."""
+    """Return the number of channels per program."""
     return max(1, TILE // _padded(A))

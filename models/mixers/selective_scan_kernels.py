@@ -1,4 +1,4 @@
-"""Triton kernels of the selective scan: a program computes a block of channels of one row over all steps."""
+"""Triton kernels of the selective scan. Each program computes a block of channels of one row over all steps."""
 
 import triton
 import triton.language as tl

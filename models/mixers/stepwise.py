@@ -1,4 +1,4 @@
-"""A sequence in single steps, for mixers whose sequence form has no states or no resets."""
+"""Sequences processed step by step, for mixers whose sequence form does not support states or resets."""
 
 from collections.abc import Callable
 
@@ -13,8 +13,10 @@ State = tuple[Tensor, ...]
 def stepwise(
     step: Callable[[Tensor, State], tuple[Tensor, State]], x: Tensor, state: State, reset: Tensor | None
 ) -> tuple[Tensor, State]:
-    """Apply `step(x [B, 1, d], state)` to x [B, T, d] step by step; resets [B, T] set the state of a sequence to
-    zero."""
+    """Apply `step(x [B, 1, d], state)` to each step of x [B, T, d].
+
+    Where `reset` [B, T] is True, the state of the sequence is set to zero before the step.
+    """
     outputs = []
     for t in range(x.shape[1]):
         if reset is not None:
@@ -27,6 +29,6 @@ def stepwise(
 def step_by_forward(
     self: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, context: StepContext, residual: Tensor
 ) -> tuple[Tensor, State]:
-    """Compute a mixer's `step` by its `forward`, for states of constant size."""
+    """Implement a mixer's `step` by its `forward`; for states of constant size."""
     y, state = self(x[:, None], state)
     return residual + y[:, 0], state

@@ -326,7 +326,7 @@ def test_a_window_grows_with_the_text(monkeypatch):
 
 @pytest.mark.parametrize("T", [1, 100, 300])
 def test_a_prompt_is_read_in_pieces(T, monkeypatch):
-    monkeypatch.setattr("models.backbone._tokens_of_piece", lambda batch: 128)
+    monkeypatch.setattr("models.backbone._chunk_size", lambda batch: 128)
     model = SequenceModel(VOCABULARY, partial(RNNMixer, function="slstm", conv_width=4), d_model=16, num_blocks=2)
     ids, reset = tokens(2, T), F.one_hot(torch.tensor([T // 2, 0]), T).bool()
     logits, states = model.read(ids, reset=reset)

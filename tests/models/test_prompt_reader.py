@@ -98,7 +98,7 @@ def test_a_piece_that_cannot_be_captured_is_read_without_a_graph(captured_sizes,
     tried = []
     monkeypatch.setattr(PromptReader, "_capture", capture)
     reader.read(model, ids, None, None)
-    with pytest.warns(UserWarning, match=r"no CUDA graph of reading a prompt, .*: no such thing$"):
+    with pytest.warns(UserWarning, match=r"^reading a prompt runs without a CUDA graph, .*: no such thing$"):
         found, _ = reader.read(model, ids, None, None)
     torch.testing.assert_close(found, model(ids)[:, -1])
     reader.read(model, ids, None, None)

@@ -58,5 +58,5 @@ def test_text_is_that_of_the_rounded_weights(tmp_path):
     assert torch.equal(*texts)
     labelled = [one(ids, labels=ids).loss for one in (model, rounded)]
     torch.testing.assert_close(*labelled)
-    with pytest.raises(ValueError, match="8 bits"):
+    with pytest.raises(ValueError, match="8-bit weights"):
         model.save_pretrained(tmp_path)

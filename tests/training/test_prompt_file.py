@@ -150,7 +150,7 @@ class TestBrokenOff:
 
     def test_a_file_of_something_else_is_left_alone(self, exported, prompts, tmp_path):
         (tmp_path / "out.jsonl").write_text("mine\n")
-        with pytest.raises(ValueError, match="another out"):
+        with pytest.raises(ValueError, match="choose another file"):
             answers(exported, prompts, tmp_path / "out.jsonl")
         assert (tmp_path / "out.jsonl").read_text() == "mine\n"
 
@@ -158,7 +158,7 @@ class TestBrokenOff:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("the 7th", r"prompts.jsonl, line 7 is no JSON \(.*\): expected {\"prompt\": \"...\"}"),
+        ("the 7th", r"prompts.jsonl, line 7 is not JSON \(.*\): expected {\"prompt\": \"...\"}"),
         ('"the 7th"', r"prompts.jsonl, line 7: expected {\"prompt\": \"...\"}, found \"the 7th\""),
         ('{"text": "a"}', 'prompts.jsonl, line 7: expected .*, found {"text": "a"}'),
         ('{"prompt": 7}', 'prompts.jsonl, line 7: expected .*, found {"prompt": 7}'),

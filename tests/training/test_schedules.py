@@ -54,8 +54,8 @@ def test_no_decay():
         ({"warmup_steps": 0.1}, "warmup_steps=0.1: expected a number of steps"),
         ({"warmup_steps": 100}, "warmup_steps=100 with total_steps=100"),
         ({"total_steps": 0}, "total_steps=0 "),
-        ({"final_lr_ratio": -1e-4}, "final_lr_ratio=-0.0001 must be a share"),
-        ({"final_lr_ratio": 2}, "final_lr_ratio=2 must be a share"),
+        ({"final_lr_ratio": -1e-4}, "final_lr_ratio=-0.0001 must be a fraction"),
+        ({"final_lr_ratio": 2}, "final_lr_ratio=2 must be a fraction"),
     ],
 )
 def test_settings_that_make_no_schedule(schedule, setting, message):
