@@ -1,6 +1,6 @@
-"""All private interfaces of PyTorch that this package uses.
+"""The only module of this package that uses private interfaces of PyTorch.
 
-Each has a public substitute, for a PyTorch version without it, that gives the same results more slowly.
+For each of them there is a substitute for PyTorch versions without it, with the same results but slower.
 """
 
 import sys
@@ -33,8 +33,10 @@ _is_tracing: Callable[[], bool] = getattr(torch._C, "_is_tracing", torch.jit.is_
 
 
 def autograd_alone() -> bool:
-    """Return whether autograd alone observes a call: no compiler, transformation, dispatch mode, tracer or forward-mode
-    derivative. Without the private interfaces the answer is no, and calls run as operators."""
+    """Return whether only autograd observes a call: no compiler, transformation, dispatch mode, tracer or forward mode.
+
+    Without the private interfaces the answer is no, and calls run as operators.
+    """
     return not (
         torch.compiler.is_compiling()
         or transforms_active()
@@ -45,13 +47,15 @@ def autograd_alone() -> bool:
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Callable:
-    """Return `function.apply` for calls that are `autograd_alone`: it prepares for transformations of torch.func before
-    it calls what this returns, which takes as long as an allocation and a half."""
+    """Return a faster `function.apply` for calls that are `autograd_alone`.
+
+    It skips the preparations for torch.func, which take about 1.5 times as long as an allocation.
+    """
     return getattr(super(torch.autograd.Function, function), "apply", function.apply)
 
 
 def backward_is_observed() -> bool:
-    """Return whether the running backward pass is batched by a transformation, or has a graph of its own."""
+    """Return whether a transformation observes the running backward pass, or autograd records it."""
     return transforms_active() or torch.is_grad_enabled()
 
 
@@ -76,25 +80,27 @@ except ImportError:
 
 
 def dynamo_at_work() -> bool:
-    """Return whether TorchDynamo is compiling the functions that are called, without importing it."""
+    """Return whether TorchDynamo is compiling the calling functions, without importing TorchDynamo."""
     if get_eval_frame_callback is None:
         return "torch._dynamo" in sys.modules  # it may be compiling
     return get_eval_frame_callback() not in (None, False)
 
 
 def constant_when_compiled(function: F) -> F:
-    """Mark a function whose result TorchDynamo takes as a constant instead of compiling the function.
+    """Mark a function so that TorchDynamo takes its result as a constant instead of compiling the function.
 
-    This is torch.compiler.assume_constant_result without the seconds that importing TorchDynamo takes. A PyTorch that
-    does not know the mark compiles the function; there torch.compiler.is_dynamo_compiling() is true.
+    This is torch.compiler.assume_constant_result without importing TorchDynamo, which takes seconds. A PyTorch version
+    that does not know the mark compiles the function, in which torch.compiler.is_dynamo_compiling() is then true.
     """
     function._dynamo_marked_constant = True
     return function
 
 
 def copy_each(into: list[Tensor], tensors: list[Tensor]) -> None:
-    """Copy each tensor into one of the same size, such as the states of a step into buffers that a CUDA graph reads; on
-    a GPU one kernel does."""
+    """Copy each tensor into another one of the same size, on a GPU with one kernel.
+
+    This stores, for example, the states of a step in the buffers that a CUDA graph reads.
+    """
     if hasattr(torch, "_foreach_copy_"):
         torch._foreach_copy_(into, tensors)
         return
@@ -105,7 +111,7 @@ def copy_each(into: list[Tensor], tensors: list[Tensor]) -> None:
 def free_cublas_workspaces() -> None:
     """Free the workspaces that cuBLAS keeps for streams.
 
-    CUDA graphs that were captured with one of them, which is not in their own memory pool, must not be replayed again.
+    CUDA graphs that were captured with such a workspace, and not one in their own memory pool, must not be replayed.
     """
     getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
 
@@ -125,7 +131,7 @@ def onednn_computes(dtype: torch.dtype) -> bool:
 
 
 class CudnnRnn(NamedTuple):
-    """One of PyTorch's recurrent networks without dropout, as cuDNN runs it."""
+    """One of PyTorch's recurrent networks without dropout, run by cuDNN."""
 
     mode: int  # cudnnRNNMode_t
     hidden_size: int
@@ -143,12 +149,12 @@ class CudnnRnn(NamedTuple):
     def forward(
         self, x: Tensor, weights: Sequence[Tensor], flat: Tensor, h: Tensor, c: Tensor | None, training: bool
     ) -> tuple[Tensor, ...]:
-        """Return the output, the last h and c, and with `training` what `backward` needs besides.
+        """Return the output, the last h and c and, with `training`, the reserve space for `backward`.
 
         Args:
             x: the input.
-            weights: of each layer and direction, in PyTorch's shapes. Their values do not matter.
-            flat: the weights as cuDNN reads them: the matrices of all layers and directions, then all biases, two for
+            weights: weights of each layer and direction, in PyTorch's shapes. Their values do not matter.
+            flat: the weights that cuDNN reads: the matrices of all layers and directions, then all biases, two for
                 each layer and direction.
             h: the initial h, in the layout of nn.LSTM.
             c: the initial c of an LSTM.
@@ -169,10 +175,10 @@ class CudnnRnn(NamedTuple):
         """Return the gradients of x, h, c and `weights`.
 
         Args:
-            of_forward: its x, h, c, output and what it returned last, which is overwritten.
+            of_forward: x, h, c, output and reserve space of `forward`; the reserve space is overwritten.
             weights: as in `forward`.
             flat: as in `forward`.
-            gradients: those of the output and of the last h and c; None where there is none.
+            gradients: the gradients of the output and of the last h and c, or None.
             wanted: which of x, h, c and the weights need a gradient.
         """
         x, h, c, out, reserve = of_forward
@@ -191,7 +197,7 @@ def openmp_parallel() -> Callable[[int, int, int, int], None] | None:
     https://gcc.gnu.org/onlinedocs/libgomp/Implementing-PARALLEL-construct.html; LLVM's and Intel's have it too.
     """
     try:
-        parallel = CDLL(torch._C.__file__).GOMP_parallel  # found in the libraries that this one loads
+        parallel = CDLL(torch._C.__file__).GOMP_parallel  # found in the dependencies of this library
     except (AttributeError, OSError):
         return None
     parallel.argtypes, parallel.restype = [c_void_p, c_void_p, c_uint, c_uint], None
@@ -199,18 +205,18 @@ def openmp_parallel() -> Callable[[int, int, int, int], None] | None:
 
 
 def set_openmp_threads(count: int) -> None:
-    """Set the number of threads of PyTorch's operators that the calling thread runs from now on.
+    """Set the number of threads of PyTorch's operators in the calling thread.
 
-    A PyTorch without OpenMP starts no threads: then there is nothing to set.
+    A PyTorch version without OpenMP starts no threads, so there is nothing to set then.
     """
     with suppress(AttributeError, OSError):
         CDLL(torch._C.__file__).omp_set_num_threads(count)  # found in the libraries that this one loads
 
 
 def scan(step: Callable, initial: list[Any], given: list[Any]) -> tuple[Any, Any]:
-    """Run `step(state, values) -> state, outputs` over the first axis of `given`, and return last state and outputs.
+    """Run `step(state, values) -> state, outputs` over the first axis of `given`; return the last state and outputs.
 
-    In an exported program this is one operator. Without the private interface every step is exported.
+    In an exported program this is one operator. Without the private interface, every step is exported.
     """
     try:
         from torch._higher_order_ops import scan as run  # which imports TorchDynamo
@@ -220,7 +226,7 @@ def scan(step: Callable, initial: list[Any], given: list[Any]) -> tuple[Any, Any
 
 
 def unrolled(step: Callable, state: list[Any], given: list[Any]) -> tuple[Any, Any]:
-    """Return what `scan` does, by one step after the other."""
+    """Return the results of `scan`, computed step by step."""
     every = []
     for values in zip(*given, strict=True):
         state, outputs = step(state, list(values))
@@ -230,7 +236,7 @@ def unrolled(step: Callable, state: list[Any], given: list[Any]) -> tuple[Any, A
 
 @cache
 def decompositions() -> Mapping[Any, Callable]:
-    """Return PyTorch's composite operators, each as a function of simpler ones."""
+    """Return the decompositions of PyTorch's composite operators into simpler ones."""
     try:
         from torch._decomp import decomposition_table
     except ImportError:
@@ -253,7 +259,7 @@ except ImportError:
 
 
 class DispatchMode(TorchDispatchMode):
-    """A context in which `__torch_dispatch__` sees every operator; TorchDynamo is not imported for it."""
+    """A context in which `__torch_dispatch__` sees every operator, without importing TorchDynamo."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -21,7 +21,7 @@ def folded_forward(run: Callable[..., Results], size: int, dims: Dims, *argument
     inputs, options = arguments[:5], arguments[5:]
     reset, N, B, gate_format = dims[4], _size(arguments[0], dims[0], 3), _size(arguments[0], dims[0], 0), options[-1]
     with_weights = dims[1] is not None or dims[2] is not None
-    if with_weights and reset is not None:  # the heads of a call share its reset
+    if with_weights and reset is not None:  # not as heads: all heads of a call share its reset
         return _one_by_one(run, size, dims, *arguments)
     if with_weights:
         into = (3, 1, 1, 2, None)  # axes of Wx, R, b and states that are heads
@@ -33,9 +33,9 @@ def folded_forward(run: Callable[..., Results], size: int, dims: Dims, *argument
 
 
 def folded_backward(run: Callable[..., Results], size: int, dims: Dims, *arguments) -> tuple[Results, Dims]:
-    """Return the results of flashrnn::backward, as `folded_forward` does.
+    """Return the results of flashrnn::backward under vmap; see `folded_forward`.
 
-    Each mapped call has gradients of the weights of its own, even if all share the weights.
+    Each mapped call has its own gradients of the weights, even if all calls share the weights.
     """
     *tensors, gate_format, cell, backend, b = arguments
     if dims[5] is not None:
@@ -57,7 +57,7 @@ def _size(x: Tensor, dim: int | None, axis: int) -> int:
 
 
 def _folded(size: int, dims: Dims, tensors: Sequence[Tensor | None], into: Dims) -> list[Tensor | None]:
-    """Return the tensors with the mapped dimension as the outer part of axis `into`; repeat those without one."""
+    """Return the tensors with the mapped dimension folded into axis `into`, as its outer part; repeat unmapped ones."""
     return [
         x if x is None or axis is None else _with(x, dim, size, axis).flatten(axis, axis + 1)
         for x, dim, axis in zip(tensors, dims[: len(tensors)], into, strict=True)

@@ -1,6 +1,7 @@
-"""The cache folder, where compiled kernels are kept from one process to the next.
+"""The cache folder, where compiled kernels are stored between processes.
 
-Its files are run as code, so other users must not be able to write to it, unless the user has chosen such a folder.
+Its files are run as code. Other users must therefore not be able to write to it, unless the user has chosen such a
+folder.
 """
 
 import os
@@ -17,13 +18,13 @@ from uuid import uuid4
 def cache_folder() -> Path:
     """Return $FLASHRNN_CACHE if it is set.
 
-    Otherwise return `flashrnn` in the user's cache folder if it belongs to the user alone, or else a temporary folder.
+    Otherwise return `flashrnn` in the user's cache folder, or a temporary folder if others could write to that.
     """
     if chosen := os.environ.get("FLASHRNN_CACHE"):
         return Path(chosen).expanduser()
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashrnn"
-    except RuntimeError:  # a user without a home folder, as in containers
+    except RuntimeError:  # the user has no home folder, as in some containers
         return _temporary_folder()
     reason = _refusal(folder)
     if reason is None:
@@ -34,9 +35,9 @@ def cache_folder() -> Path:
 
 
 def _temporary_folder() -> Path:
-    """Return the first temporary folder named after the user that belongs to the user alone, or a new one.
+    """Return a temporary folder named after the user that only the user can write to, or create a new one.
 
-    Anybody may have made a folder of any name there.
+    Other users may have created folders of any name there.
     """
     shared, name = Path(tempfile.gettempdir()), f"flashrnn-{os.getuid()}" if hasattr(os, "getuid") else "flashrnn"
     for folder in (shared / name, *sorted(shared.glob(f"{name}-*"))):
@@ -50,7 +51,7 @@ def _temporary_folder() -> Path:
 
 
 def _refusal(folder: Path) -> str | None:
-    """Return why the files of a folder may be somebody else's; None if they cannot be, or if there is no folder."""
+    """Return why others could have written files in a folder; None if they could not, or if there is no folder."""
     try:
         status = folder.stat()
     except OSError:
@@ -63,14 +64,14 @@ def _refusal(folder: Path) -> str | None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for this user alone, and its parents; folders that exist do not change."""
+    """Create a folder that only this user can access, and its parents; existing folders do not change."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def store(files: dict[Path, bytes]) -> None:
-    """Write files in this order, each atomically, so that several processes may write the same one.
+    """Write files in the given order, each atomically, so that several processes may write the same file.
 
-    If a file cannot be written, a warning says so: the next process compiles again.
+    If a file cannot be written, warn that the next process will have to compile again.
     """
     for path, content in files.items():
         try:
@@ -91,10 +92,10 @@ def _write(path: Path, content: bytes) -> None:
 
 @contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Run the block in one thread of one process at a time, by a lock on the file `path`, which is deleted afterwards.
+    """A context that one thread of one process enters at a time, by a lock on the file `path`, which is then deleted.
 
-    The operating system releases the lock of a process that is killed. Without file locks, or in a folder that cannot
-    be written, nobody waits, and several may do the same work at once.
+    The operating system releases the lock of a killed process. Without file locks, or if the folder is not writable,
+    there is no waiting, and several processes may do the same work.
     """
     file = None
     with suppress(ImportError, OSError):
@@ -107,7 +108,7 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         yield
     finally:
         if file is not None:
-            path.unlink(missing_ok=True)  # those who wait have it open, and will find the stored result
+            path.unlink(missing_ok=True)  # waiting processes have it open, and will find the stored result
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_UN)  # a forked child has the file open too
             file.close()

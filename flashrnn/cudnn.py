@@ -1,4 +1,4 @@
-"""LSTMs and GRUs on a GPU by cuDNN, as nn.LSTM and nn.GRU run, for sizes where cuDNN is faster.
+"""LSTMs and GRUs run by cuDNN, as in nn.LSTM and nn.GRU, for sizes where cuDNN is faster.
 
 - In float32, cuDNN has a kernel for narrow layers, whose weights fit into one multiprocessor. Ours computes three
   products of 16 bits there for each one.
@@ -83,10 +83,10 @@ def _may_be_faster(size: int, batch: int) -> bool:
 def fewest_steps(
     cell: Cell, size: int, batch: int, dtype: torch.dtype, tf32: bool, training: bool, gpu: Gpu | None
 ) -> int | None:
-    """Return from how many time steps on cuDNN is faster for layers of `size` units in one head; None if it never is.
+    """Return the number of time steps from which cuDNN is faster for a layer of `size` units in one head.
 
-    It logs the first time that cuDNN is faster. The answer is None on GPUs of other generations than Hopper, where it
-    has not been measured.
+    Return None if it never is, and on GPUs other than Hopper, where this has not been measured. The first choice of
+    cuDNN is logged.
     """
     if gpu is None or gpu.capability != (9, 0) or dtype == torch.float64:
         return None
@@ -106,7 +106,7 @@ def fewest_steps(
 
 
 def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]] | None:
-    """Run a FlashRNN on a batch of sequences by cuDNN.
+    """Run a FlashRNN on a batch of sequences with cuDNN.
 
     Args:
         network: a FlashRNN.
@@ -114,8 +114,8 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
         states: the caller's initial states.
 
     Returns:
-        The results of `FlashRNN.forward`. None if cuDNN does not serve the call or is not faster, and if an argument
-        is wrong: the caller finds the error.
+        The results of `FlashRNN.forward`. None if cuDNN does not support the call or is not faster, and if an argument
+        is wrong, which the caller then reports.
     """
     if type(x) not in PLAIN:
         return None
@@ -154,7 +154,7 @@ def _run(cudnn: CudnnRnn, flat: Tensor, x: Tensor, h: Tensor, c: Tensor | None, 
 
 
 class _Rnn(torch.autograd.Function):
-    """A network by cuDNN; the weights are W, R and, with biases, b of each layer and direction."""
+    """A network run by cuDNN. Its weights are W, R and, with biases, b of each layer and direction."""
 
     @staticmethod
     def forward(ctx, cudnn, flat, x, h, c, *weights):
@@ -167,7 +167,7 @@ class _Rnn(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         x, h, c, out, reserve, flat, *weights = ctx.saved_tensors
-        if graph_is_retained():  # cuDNN overwrites it
+        if graph_is_retained():  # copy it, because cuDNN overwrites it
             reserve = reserve.clone()
         gru, wanted = c is None, ctx.needs_input_grad
         with _precision_of_products(x):
@@ -183,7 +183,7 @@ class _Rnn(torch.autograd.Function):
 
 
 def _in_shapes_of_pytorch(weights: Sequence[Tensor], gru: bool) -> list[Tensor]:
-    """Return W, R and b as tensors of the shapes of PyTorch's weights; cuDNN does not read their values."""
+    """Return W, R and b as tensors with the shapes of PyTorch's weights; cuDNN does not read their values."""
     found = []
     for w in weights:
         if w.dim() == 3:  # b
@@ -194,7 +194,7 @@ def _in_shapes_of_pytorch(weights: Sequence[Tensor], gru: bool) -> list[Tensor]:
 
 
 def _gradients(weights: Sequence[Tensor], found: Sequence[Tensor], gru: bool) -> Iterator[Tensor]:
-    """Yield the gradients of W, R and b, from those of PyTorch's weights."""
+    """Yield the gradients of W, R and b, given those of PyTorch's weights."""
     of_pytorch = iter(found)
     for w in weights:
         d = next(of_pytorch)
@@ -205,18 +205,18 @@ def _gradients(weights: Sequence[Tensor], found: Sequence[Tensor], gru: bool) ->
         yield d.roll(1, 0) if gru and w.dim() == 4 else d  # ours: g, r, z
 
 
-_SETTING = torch.backends.cudnn.rnn  # to find it takes as long as to read it
+_SETTING = torch.backends.cudnn.rnn  # cached, because the lookup takes as long as reading the setting
 _CHANGING = lock_that_forks_wait_for()
 
 
 @contextmanager
 def _precision_of_products(x: Tensor) -> Iterator[None]:
-    """Let cuDNN round float32 to TF32 where matrix products may. By default PyTorch allows it to cuDNN alone."""
+    """A context in which cuDNN may use TF32 only if matrix products may; by default PyTorch allows it to cuDNN."""
     if x.dtype != torch.float32:
         yield
         return
     wanted = "tf32" if tf32_allowed(x.dtype, x.device) else "ieee"
-    with _CHANGING:  # also where it does not change, as another thread may have changed it for a moment
+    with _CHANGING:  # even if this call changes nothing, because another thread may just have changed the setting
         before = _SETTING.fp32_precision
         changes = (before == "tf32") != (wanted == "tf32")
         if changes:
@@ -229,7 +229,7 @@ def _precision_of_products(x: Tensor) -> Iterator[None]:
 
 
 def explain(network: nn.Module, batch: int, dtype: torch.dtype, training: bool) -> str:
-    """Return the line that `FlashRNN.explain` adds where cuDNN runs the call."""
+    """Return the line that `FlashRNN.explain` adds if cuDNN runs the call, otherwise an empty string."""
     if network.recurrent_l0.backend != "auto":
         return ""
     fewest = _fewest_steps(network, batch, dtype, training)

@@ -1,7 +1,7 @@
-"""Decoding with a language model of residual recurrent blocks on an NVIDIA GPU: one kernel launch per token.
+"""Decoding with a language model of residual recurrent blocks on an NVIDIA GPU, with one kernel launch per token.
 
-At small batches a step takes as long as reading the weights once. Kernels of one layer each would wait for the layer
-before without reading anything. One kernel for all layers reads the weights of the next layer while it waits.
+At small batch sizes, the time of a step is limited by reading the weights once. A kernel per layer would wait for the
+previous layer without reading anything. One kernel for all layers reads the weights of the next layer meanwhile.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,10 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class ResidualBlock(NamedTuple):
-    """The weights of a block, of one dtype and contiguous, and its states. Layer norms have no biases and eps 1e-5.
-    If there are scales, float32, `gates`, `up` and `down` are int8, and their rows are scales times these:
+    """The weights of a block and its states. Weights are contiguous and of one dtype.
+
+    With scales (float32), `gates`, `up` and `down` are int8, and each of their rows is multiplied by its scale. Layer
+    norms have no biases and eps 1e-5. The block computes
 
     x = x + head_norm * norm(recurrence(gates @ (mixer_norm * norm(x))))  # the outer norm is one per head
     x = x + down @ gelu(up @ (mlp_norm * norm(x)))
@@ -70,7 +72,7 @@ class ResidualModel(NamedTuple):
 
 
 def unsupported_reason(model: ResidualModel) -> str | None:
-    """Return why there is no ModelStep of the model; None if there is one."""
+    """Return why ModelStep does not support the model; None if it does."""
     device, dtype = model.embedding.device, model.embedding.dtype
     _, _, N, D = model.blocks[0].states.shape
     problem = Problem(model.cell, N, D, dtype, device, training=False, reset=False)
@@ -93,8 +95,11 @@ def unsupported_reason(model: ResidualModel) -> str | None:
 
 
 def compile_ahead(model: ResidualModel) -> None:
-    """Begin to compile the kernels of `ModelStep` and `add_norm`, for which `unsupported_reason` is None, and return
-    at once: they are compiled in processes of their own, while the caller goes on until it needs them."""
+    """Start compiling the kernels of `ModelStep` and `add_norm` in other processes, and return at once.
+
+    The model must be one for which `unsupported_reason` returns None. A later call that needs the kernels waits for
+    them.
+    """
     spec = model.spec
     kernel = spec.kernel
     norms = partial(compile_add_norm, kernel.heads, kernel.head_dim, kernel.dtype, kernel.gpu.arch)
@@ -147,14 +152,14 @@ class ModelStep:
 
         Args:
             tokens: int64 [B].
-            logits: [B, C], of the weights' dtype, or None: the logits are written there.
-            chosen: int64 [B], or None; may be `tokens`: the index of the largest logit is written there, the smallest
-                index of equal logits. With `keys` it is drawn instead, with the probabilities of softmax(logits /
-                temperature).
-            history: int64 [H, B], or None: the chosen tokens are also written to its row `cursor`.
-            cursor: int64 [1], which increases by one.
-            keys: int32 [B], or None: random numbers of the draw, which become those of the next one.
-            temperature: float32 [1], positive; given with `keys`.
+            logits: [B, C], in the dtype of the weights; receives the logits. Optional.
+            chosen: int64 [B], may be `tokens`; receives the index of the largest logit, the smallest index if several
+                are equal. With `keys`, it receives an index drawn with the probabilities softmax(logits / temperature).
+                Optional.
+            history: int64 [H, B]; receives the chosen tokens in its row `cursor`. Optional.
+            cursor: int64 [1], incremented by one; required with `history`.
+            keys: int32 [B], the random keys of the draw, which are advanced to those of the next draw. Optional.
+            temperature: float32 [1], positive; required with `keys`.
         """
         results = {"logits": logits, "chosen": chosen, "history": history, "cursor": cursor}
         results |= {"keys": keys, "temperature": temperature}
@@ -162,7 +167,7 @@ class ModelStep:
 
 
 def unsupported_choice(logits: Tensor) -> str | None:
-    """Return why `choose` does not serve logits [B, C]; None if it does."""
+    """Return why `choose` does not support logits [B, C]; None if it does."""
     if logits.device.type != "cuda" or torch.version.hip:
         return f"it runs on NVIDIA GPUs, not on {logits.device.type}"
     if not device_gpu(logits.device.index).clusters:
@@ -183,20 +188,21 @@ def choose(
     history: Tensor | None = None,
     cursor: Tensor | None = None,
 ) -> None:
-    """Choose a class for each row of logits: the likeliest one or, with `keys`, one that is drawn.
+    """Choose a class for each row of logits: the likeliest one or, with `keys`, a random one.
 
     Args:
         logits: [B, C], for which `unsupported_choice` returns None.
-        chosen: int64 [B], which is written.
-        counter: int32 [1], zero before and after.
-        settings: float32 [4]: temperature; the probability that the likeliest classes have together from which is drawn
-            (top_p); the logarithm of the least probability of a class, as a share of the likeliest one's (min_p); and
-            what the logits of seen classes are divided by, or multiplied if they are negative.
-        top_k: from so many likeliest classes is drawn, and from those whose logit equals the last one's; 0: from all.
-        keys: int32 [B], random numbers of the draw, which become those of the next one.
-        seen: bool [B, C], or None: classes to penalize; the chosen ones become some.
-        history: int64 [H, B], or None: the classes are also written to its row `cursor`.
-        cursor: int64 [1], which increases by one.
+        chosen: int64 [B]; receives the classes.
+        counter: int32 [1], workspace that is zero before and after the call.
+        settings: float32 [4]: the temperature; top_p, the total probability of the likeliest classes to draw from; the
+            logarithm of min_p, the smallest probability of a class relative to that of the likeliest; and the
+            repetition penalty, by which logits of seen classes are divided, or multiplied if they are negative.
+        top_k: draw only from the `top_k` likeliest classes and those with the same logit as the last of them; 0 means
+            from all.
+        keys: int32 [B], the random keys of the draw, which are advanced to those of the next draw. Optional.
+        seen: bool [B, C], the classes to penalize, to which the chosen ones are added. Optional.
+        history: int64 [H, B]; receives the classes in its row `cursor`. Optional.
+        cursor: int64 [1], incremented by one; required with `history`.
     """
     B, C = logits.shape
     arguments = {"logits": logits, "stride": logits.stride(0), "C": C, "seen": seen, "keys": keys, "settings": settings}
@@ -206,7 +212,7 @@ def choose(
 
 
 def unsupported_add_norm(x: Tensor, head_dim: int) -> str | None:
-    """Return why `add_norm` does not serve the tensor x [..., N head_dim]; None if it does."""
+    """Return why `add_norm` does not support the tensor x [..., N head_dim]; None if it does."""
     if x.device.type != "cuda" or torch.version.hip:
         return f"it runs on NVIDIA GPUs, not on {x.device.type}"
     if x.dtype not in _DTYPES:
@@ -215,14 +221,17 @@ def unsupported_add_norm(x: Tensor, head_dim: int) -> str | None:
 
 
 def add_norm(x: Tensor, update: Tensor, weight: Tensor, head_weight: Tensor | None, head_dim: int) -> Tensor:
-    """Add an update to x in place, and return the layer norm of x times `weight`; eps is 1e-5. No gradients.
+    """Add an update to x in place, and return `weight` times the layer norm of x, with eps 1e-5 and without gradients.
 
     Args:
         x: [..., N D], contiguous, for which `unsupported_add_norm` returns None.
-        update: [..., N D], of the same dtype, contiguous.
-        weight: [N D].
-        head_weight: [N D], or None: if given, the layer norm of each head of `update`, times this, is added.
+        update: [..., N D], contiguous and of the same dtype.
+        weight: [N D], the weight of the norm.
+        head_weight: [N D]; if given, `head_weight` times the layer norm of each head of `update` is added instead.
         head_dim: D.
+
+    Returns:
+        [..., N D], the normalised x.
     """
     width = x.shape[-1]
     launch = load_add_norm(width // head_dim, head_dim, x.dtype, x.device.index)

@@ -1,10 +1,10 @@
-"""Both directions of a bidirectional layer as one recurrence on a GPU, with twice the heads.
+"""Both directions of a bidirectional layer, run as one recurrence with twice the heads on a GPU.
 
-One direction of a small batch leaves multiprocessors idle. Two kernels on two streams would not use them, because a
-tiling is chosen for a kernel that has the GPU to itself.
+With a small batch, one direction leaves multiprocessors idle. Two kernels on two streams would not use them either,
+because tilings are chosen for a kernel that has the GPU to itself.
 
-`cuda_layer` runs most of these layers. It leaves packed sequences, whose directions begin at different steps, and calls
-under autocast to `at_once`.
+`cuda_layer` runs most of these layers. `at_once` runs packed sequences, whose directions begin at different steps, and
+calls under autocast.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from flashrnn.problem import Problem, tf32_allowed
 from flashrnn.sequences import SideBySide, Whole
 from flashrnn.stepping import without_hooks
 
-_WORTH = 0.9  # largest share of the time of both directions in turn: the copies around a joint call take up to a tenth
+_WORTH = 0.9  # largest time relative to both directions in turn: copies around a joint call take up to a tenth of it
 
 
 def at_once(
@@ -40,8 +40,8 @@ def at_once(
         rows: the layout of the sequences.
 
     Returns:
-        The outputs of both directions, in the layout of x, and their last states. None if this does not serve the
-        layer, or is not faster than one direction after the other.
+        The outputs of both directions in the layout of x, and their last states. None if this is not supported, or not
+        faster than one direction after the other.
     """
     modules = [
         (network._modules[f"input_l{layer}{suffix}"], network._modules[f"recurrent_l{layer}{suffix}"])
@@ -77,9 +77,9 @@ def _products(given: Sequence[Tensor], weights: Sequence[Tensor], gates: int, dt
 
 
 class _Products(torch.autograd.Function):
-    """The input products of both directions, written where the recurrence reads them.
+    """The input products of both directions, written directly in the layout that the recurrence reads.
 
-    A copy would take as long as the products.
+    A separate copy would take as long as the products.
     """
 
     @staticmethod
@@ -125,12 +125,12 @@ def problem(network: nn.Module, dtype: torch.dtype, training: bool, reset: bool)
 
 
 def is_faster(problem: Problem, batch: int, backend: str) -> bool:
-    """Return whether `cuda_fused` is expected to run both directions at once in less time than one after the other.
+    """Return whether `cuda_fused` is expected to run both directions at once faster than one after the other.
 
     Args:
-        problem: of one direction.
+        problem: the problem of one direction.
         batch: number of sequences.
-        backend: that of the call.
+        backend: the backend that the user has requested.
     """
     if backend not in ("auto", CudaFused.name):
         return False

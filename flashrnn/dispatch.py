@@ -1,4 +1,4 @@
-"""The choice of a backend for a problem, and the reasons where none serves it."""
+"""The choice of a backend for a problem, and the reasons if there is none."""
 
 import logging
 import warnings
@@ -54,14 +54,14 @@ def check_backend(name: str) -> str:
 
 
 def choose(name: str, problem: Problem) -> Backend:
-    """Return the backend of that name, or for "auto" the first one that serves the problem.
+    """Return the named backend or, for "auto", the first one that supports the problem.
 
-    Raises UnsupportedProblem, with the backend's reason, if the named backend does not serve the problem.
+    Raises UnsupportedProblem, with the backend's reason, if the named backend does not support the problem.
     """
     return _choose(BACKENDS, name, problem)
 
 
-@lru_cache(maxsize=4096)  # an answer can take as long as a short kernel runs
+@lru_cache(maxsize=4096)  # computing the answer can take as long as a short kernel
 def _refusal(backend: Backend, problem: Problem) -> str | None:
     return backend.unsupported_reason(problem)
 
@@ -83,12 +83,12 @@ def _choose(candidates: tuple[Backend, ...], name: str, problem: Problem) -> Bac
 def run_forward(
     name: str, cell: Cell, inputs: Inputs, all_states: bool, training: bool
 ) -> tuple[Backend, States, Tensor]:
-    """Run the forward pass by the backend of that name; return the backend, the states and the gates.
+    """Run the forward pass with the named backend; return the backend, the states and the gates.
 
-    "auto" takes the first backend that serves the problem and whose kernels can be made. A warning says why it skips
-    one.
+    "auto" selects the first backend that supports the problem and whose kernels can be compiled, and warns with the
+    reason if it skips one.
 
-    Raises KernelUnavailable if the kernels of a named backend cannot be made.
+    Raises KernelUnavailable if the kernels of a named backend cannot be compiled.
     """
     problem, aux = _problem(cell, inputs.Wx, inputs.reset, training), aux_dtype(cell, inputs.Wx.dtype, all_states)
     while True:
@@ -105,7 +105,7 @@ def run_forward(
 
 
 def backend_of(name: str, cell: Cell, inputs: Inputs, training: bool) -> Backend:
-    """Return the backend that `run_forward` takes for h alone, once it has run."""
+    """Return the backend that `run_forward` has selected for a call without `all_states`, after it has run."""
     Wx = inputs.Wx
     problem, aux = _problem(cell, Wx, inputs.reset, training), aux_dtype(cell, Wx.dtype, all_states=False)
     return _choose_for(name, problem, Wx, aux)
@@ -117,7 +117,7 @@ def run_backward(
     """Return the gradients, computed by the backend `taken` that ran the forward pass.
 
     The backend is chosen again, as for a forward pass of backend `name`, in two cases: an operator does not know which
-    backend ran its forward, and `taken` no longer serves the problem if PyTorch's setting for TF32 has changed.
+    backend ran its forward, and `taken` may no longer support the problem if PyTorch's setting of TF32 has changed.
     """
     if taken is None or not _still_serves(taken, cell, residual):
         problem = _problem(cell, residual.h, residual.reset, training=True)
@@ -130,7 +130,7 @@ def run_backward(
 def by_one_way(
     run: Callable[[Cell, Residual, StateGradients], Gradients], cell: Cell, residual: Residual, grads: StateGradients
 ) -> Gradients:
-    """Return the gradients of a call `both_ways`, by a `run` of residuals of heads that all go forwards."""
+    """Return the gradients of a call `both_ways`, given a function `run` for residuals whose heads all go forwards."""
     d_h = None if grads.h is None else turned(grads.h, 2)
     found = run(cell, residual.one_way(cell), grads._replace(h=d_h))
     return found._replace(Wx=in_format(turned(found.Wx, 3), residual.h))
@@ -145,10 +145,10 @@ def _still_serves(taken: Backend, cell: Cell, residual: Residual) -> bool:
 def operator_gate_format(
     name: str, cell: str, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> GateFormat:
-    """Return the format in which the operator's forward returns gates, whichever backend "auto" takes.
+    """Return the format in which the operator's forward returns gates, for any backend that "auto" may select.
 
-    A compiler must know it before the call runs. It is the format of the backend that "auto" prefers on such a device;
-    the gates of other backends are converted.
+    A compiler must know it before the call runs. It is the format of the backend that "auto" prefers on this kind of
+    device; the gates of other backends are converted.
     """
     if name != "auto":
         backend = next(backend for backend in BACKENDS if backend.name == name)
@@ -171,25 +171,25 @@ def _choose_for(name: str, problem: Problem, rows: Tensor, aux: torch.dtype) -> 
     return choose(name, problem)
 
 
-_FAILED: dict[tuple, set[Backend]] = {}  # for each `_kernels_key`, the backends whose kernels could not be made
+_FAILED: dict[tuple, set[Backend]] = {}  # for each `_kernels_key`, the backends whose kernels could not be compiled
 
 
 def _kernels_key(problem: Problem, rows: Tensor, aux: torch.dtype) -> tuple:
-    """Return what the forward and the backward pass of a call have in common; their settings for TF32 may differ."""
+    """Return a key that is common to the forward and backward pass of a call, whose TF32 settings may differ."""
     return problem._replace(tf32=False), rows.shape[0], aux
 
 
 @cache
 def _warn_of_fallback(backend: str, reason: str) -> None:
     warnings.warn(
-        f"backend {backend!r} is not available; 'auto' takes the next one, which may be slower: {reason}",
+        f"backend {backend!r} is not available; 'auto' uses the next one, which may be slower: {reason}",
         RuntimeWarning,
         stacklevel=4,
     )
 
 
 def _warn_if_slow(problem: Problem) -> None:
-    """Say once what to install if a missing package is the only reason for a slow backend."""
+    """Warn once if a missing package is the only reason for a slow backend."""
     if _refusal(CPU_FUSED, problem) == NUMBA_IS_MISSING:
         _warn_of_missing_numba()
 
@@ -205,8 +205,8 @@ def _warn_of_missing_numba() -> None:
 def padding(
     name: str, cell: str, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, training: bool
 ) -> int:
-    """Return the units to add to every head so that `cuda_fused` serves a head of odd size; 0 where that is no help."""
-    if torch.compiler.is_dynamo_compiling():  # a PyTorch that does not take the result as a constant
+    """Return the units to add to each head so that `cuda_fused` supports an odd head size; 0 if that does not help."""
+    if torch.compiler.is_dynamo_compiling():  # this PyTorch version does not take the result as a constant
         return 0
     if head_dim % 2 == 0 or device.type != "cuda" or name not in ("auto", CudaFused.name):
         return 0
@@ -221,7 +221,7 @@ def units_to_add(problem: Problem) -> int:
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager:
-    """Return a context in which autocast is off: inputs already have the dtypes of the computation."""
+    """Return a context without autocast, because inputs already have the dtypes of the computation."""
     device = x.device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 

@@ -1,4 +1,4 @@
-"""A report on this machine: its hardware and software, what each backend serves, and a test of each backend."""
+"""A report on this machine: hardware and software, what each backend supports, and a test of each backend."""
 
 import platform
 import time
@@ -30,7 +30,7 @@ TYPICAL = (
 
 
 def environment() -> dict[str, str]:
-    """Return the properties of the machine that a bug report should state, by name."""
+    """Return the properties of the machine that belong in a bug report, by name."""
     return {
         "GPU": "; ".join(_gpus()),
         "driver": _driver(),
@@ -123,7 +123,7 @@ def typical_problems(device: torch.device) -> list[Problem]:
 
 
 def answer(backend: Backend, problem: Problem) -> str | None:
-    """Return why the backend does not serve the problem; None if it does."""
+    """Return why the backend does not support the problem; None if it does."""
     try:
         return backend.unsupported_reason(problem)
     except Exception as error:  # a library that is there and broken
@@ -141,7 +141,7 @@ class Outcome:
 
 
 def self_test(backend: Backend, device: torch.device) -> Outcome | None:
-    """Test a small LSTM against the float64 reference; return None if the backend does not claim to serve it."""
+    """Test a small LSTM against the float64 reference; return None if the backend does not claim to support it."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     B, T, N, D = 4, 16, 2, 32
     error, seconds = float("nan"), [float("nan")] * 2

@@ -1,6 +1,6 @@
-"""The recurrence outside of compilers and transformations: one autograd function around the backends.
+"""The recurrence outside of compilers and transformations, as one autograd function around the backends.
 
-The host needs a third of the time that a call as an operator of torch.library takes.
+It needs a third of the host time of a call as a torch.library operator.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _DEVICES = ("cpu", "cuda")
 
 
 def serves(inputs: Inputs) -> bool:
-    """Return whether autograd alone sees a call: no compiler, transformation, dispatch mode or tensor subclass."""
+    """Return whether only autograd observes a call: no compiler, transformation, dispatch mode or tensor subclass."""
     return autograd_alone() and inputs.Wx.device.type in _DEVICES and all(x is None or type(x) in PLAIN for x in inputs)
 
 
@@ -47,7 +47,7 @@ def cast(dtype: torch.dtype, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor | 
 
 
 def as_dtype(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return x in `dtype`. A call of `to` that changes nothing takes as long as an allocation."""
+    """Return x in `dtype`. It avoids calls of `to` without effect, which take as long as an allocation."""
     return x if x is None or x.dtype == dtype else x.to(dtype)
 
 
@@ -91,10 +91,10 @@ def recurrence_gradients(
     grads: StateGradients,
     both_ways: bool = False,
 ) -> Gradients:
-    """Return the gradients of Wx, R, b and initial states of a call of `backend`, whose forward has `taken` one.
+    """Return the gradients of Wx, R, b and initial states of a call of `backend`, whose forward was run by `taken`.
 
-    `saved` are the first six fields of its `Residual`, which has `both_ways` too. Those of the gradients are in the
-    call's dtypes, that of b perhaps in `b_dtype`.
+    `saved` are the first six fields of the call's `Residual`, and `both_ways` is another one. The gradients have the
+    dtypes of the call; that of b may have `b_dtype`.
     """
     residual = residual_of(cell, taken, saved, b, b_dtype, both_ways)
     if backward_is_observed():
@@ -112,7 +112,7 @@ def residual_of(
     b_dtype: torch.dtype | None,
     both_ways: bool = False,
 ) -> Residual:
-    """Return the residual of a call, by the arguments of `recurrence_gradients`."""
+    """Return the residual of a call, given the arguments of `recurrence_gradients`."""
     R, states, reset, h, aux, gates = saved
     h = in_format(h, h)  # hooks of saved tensors may change the memory format
     gate_format, donated = taken.gate_format(cell, *h.shape[2:], h.dtype), not graph_is_retained()
@@ -124,13 +124,15 @@ def _by_operator(backend: str, cell: Cell, residual: Residual, grads: StateGradi
 
 
 def apart(states: Tensor) -> tuple[Tensor, ...]:
-    """Return the states in a tensor [S, ...] as tensors of their own in its memory: views cannot always be changed in
-    place."""
+    """Return the states in a tensor [S, ...] as separate tensors that share its memory.
+
+    They are not views, because autograd does not always allow changing views in place.
+    """
     return tuple([state.data for state in states.unbind()])
 
 
 def together(others: Sequence[Tensor]) -> Tensor:
-    """Return the opposite of `apart`, without a copy if they are still in the same memory."""
+    """Undo `apart`, without a copy if the states still share their memory."""
     first = others[0]
     memory, size = first.untyped_storage().data_ptr(), first.numel()
     for i, state in enumerate(others):

@@ -1,7 +1,7 @@
-"""A layer outside of compilers and transformations: input product and recurrence as one autograd function.
+"""A layer outside of compilers and transformations, with input product and recurrence as one autograd function.
 
-As modules they are ten operators with gradients of their own. For a short sequence these keep the host busy for longer
-than the GPU.
+As modules they would be ten operators with their own gradients, which for short sequences take more time on the host
+than on the GPU.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from flashrnn.stepping import fit, without_hooks
 
 
 def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | None:
-    """Run a FlashRNN on a batch of sequences, one autograd function per layer.
+    """Run a FlashRNN on a batch of sequences with one autograd function per layer.
 
     Args:
         network: a FlashRNN.
@@ -32,8 +32,8 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
         reset: [B, T], or None.
 
     Returns:
-        The results of `FlashRNN.forward`. None if this does not serve the call, and if an argument is wrong: the caller
-        finds the error.
+        The results of `FlashRNN.forward`. None if the call is not supported, and if an argument is wrong, which the
+        caller then reports.
     """
     if network.bidirectional or network.proj_size or not (_is_plain(x) and x.numel() and autograd_alone()):
         return None
@@ -60,7 +60,7 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
 
 
 def last_states(ends: Sequence[Sequence[Tensor]]) -> Tensor | tuple[Tensor, ...]:
-    """Return the last states as `FlashRNN.forward` does, from those of each layer."""
+    """Return the last states in the format of `FlashRNN.forward`, given those of each layer."""
     last = ends[0] if len(ends) == 1 else [torch.cat(of_state) for of_state in zip(*ends, strict=True)]
     return last[0] if len(last) == 1 else tuple(last)
 
@@ -70,9 +70,9 @@ def _is_plain(x) -> bool:
 
 
 def _serves(product: nn.Module, recurrent: nn.Module, x: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether this serves a layer: no hooks, weights that fit, on the device and in the dtype of x.
+    """Return whether a layer is supported: it has no hooks, and weights of the right size, device and dtype.
 
-    It does not serve backend `vanilla`, which has derivatives that this does not have.
+    Backend `vanilla` is not supported, because it has derivatives that this function does not have.
     """
     if not without_hooks(product, recurrent) or recurrent.backend == Reference.name:
         return False
@@ -87,7 +87,7 @@ def _serves(product: nn.Module, recurrent: nn.Module, x: Tensor, dtype: torch.dt
 
 
 def _by_layer(network: nn.Module, states, batch: int) -> Tensor | None:
-    """Return the caller's states as [S, layers, B, N, D]; None if they are wrong."""
+    """Return the caller's states as [S, layers, B, N, D]; None if their number or shapes are wrong."""
     given = states if isinstance(states, tuple | list) else (states,)
     shape, device = (network.num_layers, batch, network.hidden_size), network.recurrent_l0.R.device
     if len(given) != len(network.cell.states):
@@ -110,9 +110,9 @@ def _layer(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, x, W, s
 
 
 def _wider(units: int, dtype: torch.dtype, x, W, R, b, states) -> tuple[Tensor | None, ...]:
-    """Return the inputs of a layer with `units` more in each head, which are zero.
+    """Return the inputs of a layer with each head padded by `units` units of zeros.
 
-    The input product writes rows of that many, so that these need no copy.
+    The input product then writes padded rows directly, without a copy.
     """
     W = as_dtype(W, dtype).unflatten(0, (-1, R.shape[-1]))
     b, states = (None if t is None else pad(t, (0, units)) for t in (b, states))
@@ -120,7 +120,7 @@ def _wider(units: int, dtype: torch.dtype, x, W, R, b, states) -> tuple[Tensor |
 
 
 def _narrower(recurrent: Recurrence, batch_first: bool, out: Tensor, *ends: Tensor) -> tuple[Tensor, ...]:
-    """Return the results of a layer without the units that `_wider` has added."""
+    """Return the results of a layer without the padding of `_wider`."""
     out, *ends = (t.unflatten(-1, (recurrent.num_heads, -1)) for t in (out, *ends))
     return tuple(t.flatten(-2) for t in with_head_size([out, *ends], recurrent.head_dim))
 
@@ -147,9 +147,9 @@ def _inputs(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, reset,
 
 
 def _factor(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x in `dtype` as a factor of the layer's products, which are then rounded to it.
+    """Return x rounded to `dtype` as a factor of the layer's matrix products, which is float32 on some processors.
 
-    Processors without instructions for bfloat16 take ten times as long for a product in it as for one in float32.
+    Without instructions for bfloat16, a product in bfloat16 takes ten times as long as one in float32.
     """
     x = as_dtype(x, dtype)
     is_slow = dtype == torch.bfloat16 and x.device.type == "cpu" and not onednn_computes(dtype)
@@ -157,19 +157,19 @@ def _factor(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _rows(x: Tensor) -> tuple[Tensor, bool]:
-    """Return x with batch and time in the order of memory, and whether they had to be swapped."""
+    """Return x with batch and time in the order of memory, and whether they were swapped."""
     swapped = not x.is_contiguous()
     return x.transpose(0, 1) if swapped else x, swapped
 
 
 def _results(batch_first: bool, h: Tensor, last: Tensor) -> tuple[Tensor, ...]:
-    """Return h [B, T, N, D] in the layout of the caller, and the last states, none of them as a view."""
+    """Return h [B, T, N, D] in the layout of the caller, and the last states, which are not views."""
     out = (h if batch_first else h.transpose(0, 1)).flatten(2)
     return out.data, *apart(last.view(len(last), 1, *last.shape[1:]).flatten(3))
 
 
 class Layer(torch.autograd.Function):
-    """A layer as `_layer` runs it, with gradients."""
+    """The autograd function of `_layer`."""
 
     @staticmethod
     def forward(ctx, batch_first, recurrent, dtype, reset, x, W, R, b, states):
@@ -180,7 +180,7 @@ class Layer(torch.autograd.Function):
         out, *ends = _results(batch_first, h, last)
         ctx.save_for_backward(x, W, out, inputs.R, inputs.b, reset, aux, gates, *([] if states is None else [states]))
         ctx.set_materialize_grads(False)
-        ctx.leading = 4  # arguments before x, which have no gradients
+        ctx.leading = 4  # number of arguments before x, which have no gradients
         ctx.call = batch_first, False, cell, backend, taken, dtype, None if b is None else b.dtype
         return out, *ends
 
@@ -192,7 +192,7 @@ class Layer(torch.autograd.Function):
 def layer_gradients(
     ctx, saved: tuple[Tensor | None, ...], d_out: Tensor | None, d_ends: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of a layer's inputs, in any state of PyTorch; `ctx` and `saved` are those of `Layer`."""
+    """Return the gradients of a layer's inputs, under any mode of PyTorch; `ctx` and `saved` are those of `Layer`."""
     batch_first, both_ways, cell, backend, taken, dtype, b_dtype = ctx.call
     x, W, out, R, b, reset, aux, gates, *given_states = saved
     is_step = x.dim() == 2
@@ -226,7 +226,7 @@ def of_last_states(d_ends: Sequence[Tensor | None], R: Tensor) -> Tensor | None:
 def product_gradients(
     batch_first: bool, dtype: torch.dtype, of_Wx: Tensor, x: Tensor, W: Tensor, x_wanted: bool, W_wanted: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of x, in its layout, and of W from that of the input product [B, T, Gi, N, D]."""
+    """Return the gradients of x, in its layout, and of W, given that of the input product [B, T, Gi, N, D]."""
     rows, swapped = _rows(x)
     of_Wx = (of_Wx.transpose(0, 1) if batch_first == swapped else of_Wx).reshape(-1, W.shape[0])
     of_Wx, of_x, of_W = _factor(of_Wx, dtype), None, None

@@ -1,7 +1,7 @@
-"""The weights of an LSTM or GRU in one piece of memory, as cuDNN reads them.
+"""The weights of an LSTM or GRU in one contiguous buffer, as cuDNN reads them.
 
-cuDNN needs the matrices of all layers and directions, and then all biases, two for each. An LSTM's parameters can be
-views of such a piece, as those of nn.LSTM are. Otherwise a call makes a copy.
+cuDNN needs the matrices of all layers and directions, followed by all biases, two for each. An LSTM's parameters can be
+views of such a buffer, like those of nn.LSTM. Otherwise, every call makes a copy.
 """
 
 from functools import lru_cache
@@ -24,7 +24,7 @@ def parameters(network: nn.Module, name: str) -> tuple[Tensor, Tensor, Tensor | 
 
 @torch.no_grad()
 def of(network: nn.Module) -> Tensor:
-    """Return the weights in one piece: the memory of the parameters themselves after `flatten`, or a copy."""
+    """Return the weights in one buffer: the memory of the parameters themselves after `flatten`, or a copy."""
     if network.cell is LSTM and _are_flat(network):
         W, *_ = parameters(network, "l0")
         return W.as_strided((_layout_of(network).size,), (1,))
@@ -33,9 +33,9 @@ def of(network: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def flatten(network: nn.Module) -> None:
-    """Make the parameters of an LSTM with one head on a GPU views of one piece, if they are not yet.
+    """Make the parameters of an LSTM with one head on a GPU views of one buffer, if they are not yet.
 
-    Other networks, and parameters that others share or that are not plain tensors of one dtype, stay as they are.
+    Other networks stay as they are, and so do parameters that are shared or not plain tensors of one dtype.
     """
     if network.cell is not LSTM or network.num_heads != 1 or network.proj_size:
         return
@@ -68,7 +68,7 @@ def _copy(network: nn.Module) -> Tensor:
 
 
 def _are_flat(network: nn.Module) -> bool:
-    """Return whether the parameters are views of one piece. Nothing but `flatten` makes one of this size."""
+    """Return whether the parameters are views of one buffer. Only `flatten` creates buffers of this size."""
     found, layout = _all(network), _layout_of(network)
     start, itemsize = found[0].data_ptr(), found[0].itemsize
     storage = found[0].untyped_storage()

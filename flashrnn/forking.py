@@ -1,4 +1,4 @@
-"""What this package does when its process forks; systems that do not fork, such as Windows, have no hooks for it."""
+"""Hooks for forks of the process; systems without fork, such as Windows, have none."""
 
 import os
 from collections.abc import Callable
@@ -12,10 +12,10 @@ def after_fork_in_child(function: Callable[[], None]) -> None:
 
 
 def lock_that_forks_wait_for() -> RLock:
-    """Return a lock that is free in every forked child.
+    """Return a reentrant lock that is free in every forked child.
 
-    A fork waits until the lock is free. So a child finds neither a lock whose holder it does not have, nor what the
-    holder had only begun, such as an import. Reentrant: a thread that holds it may fork.
+    A fork waits until the lock is free. A child therefore has neither a lock whose holder does not exist in it, nor the
+    unfinished work of that holder, such as an import. A thread that holds the lock may fork.
     """
     lock = RLock()
     if hasattr(os, "register_at_fork"):

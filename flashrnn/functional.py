@@ -1,4 +1,4 @@
-"""The recurrence as a function of tensors: checks its input, then runs it eagerly or as an operator."""
+"""`flashrnn.flashrnn`: checks the arguments of a call, then runs it eagerly or as an operator."""
 
 from functools import partial
 from operator import index
@@ -102,7 +102,7 @@ def flashrnn(
 def _side_by_side(
     documents: Documents, Wx: Tensor, R: Tensor, b: Tensor | None, cell: Cell, backend: str, dtype, return_states: bool
 ) -> tuple:
-    """Run `flashrnn` on one sequence of documents, each of which starts at states of zero."""
+    """Run `flashrnn` on one sequence of documents, each of which starts with states of zero."""
     rows, reset = documents.spread(Wx, backward=False), documents.resets(backward=False)
     h, last, *every = flashrnn(rows, R, b, None, cell, backend, dtype, reset, return_states=return_states)
     last = torch.stack(documents.ends(h, last, (), backward=False))
@@ -112,7 +112,7 @@ def _side_by_side(
 
 
 def _padding(backend: str, cell: Cell, Wx: Tensor, dtype: torch.dtype) -> int:
-    # A compiler may have symbols for sizes, which `padding` cannot take, nor does `int` resolve them.
+    # `index` resolves the symbolic sizes of compilers, which `padding` cannot take; `int` does not.
     N, D = index(Wx.shape[3]), index(Wx.shape[4])
     return padding(backend, cell.key, N, D, dtype, Wx.device, torch.is_grad_enabled())
 
@@ -120,7 +120,7 @@ def _padding(backend: str, cell: Cell, Wx: Tensor, dtype: torch.dtype) -> int:
 def _padded(
     units: int, cell: Cell, backend: str, dtype: torch.dtype, return_states: bool, inputs: Inputs
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Run heads of an odd size with `units` more, which are zero wherever they could meet the others."""
+    """Run heads of an odd size padded by `units` units, which are zero and do not affect the others."""
     Wx, R, b, states, reset = inputs
     D = Wx.shape[-1]
     rows, matrices, biases, states = with_head_size([Wx.to(dtype), R, b, states], D + units, matrices=1)
@@ -132,7 +132,7 @@ def _padded(
 def _nothing(
     cell: Cell, backend: str, dtype: torch.dtype, return_states: bool, inputs: Inputs
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Return the results of an empty batch. They depend on all inputs, so that these get gradients of zero."""
+    """Return the results for an empty batch. They depend on all inputs, which therefore get gradients of zero."""
     Wx, R, b, states, _ = inputs
     nothing = R.sum() + b.sum()
     last = Wx.new_zeros(len(cell.states), *Wx[:, 0, 0].shape, dtype=state_dtype(dtype)) + nothing
@@ -143,7 +143,7 @@ def _nothing(
 
 
 def dtype_under_autocast(x: Tensor) -> torch.dtype:
-    """Return the dtype in which a matrix product sees x: its own, or that of autocast, which leaves float64 alone."""
+    """Return the dtype of matrix products with x: its own, or that of autocast, which does not apply to float64."""
     device = x.device.type
     if x.dtype != torch.float64 and device != "meta" and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
@@ -194,7 +194,7 @@ def _check(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor | None, states: Tensor |
 
 
 def check_reset(reset: Tensor, batch: int, *time: int) -> None:
-    """Raise unless it is bool [batch, time], or of a single step [batch]."""
+    """Raise TypeError or ValueError unless `reset` is bool [batch, time] or, for a single step, [batch]."""
     if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
         raise TypeError(f"reset must be a bool tensor, got {getattr(reset, 'dtype', type(reset).__name__)}")
     if tuple(reset.shape) != (batch, *time):

@@ -13,7 +13,7 @@ class Gpu:
     name: str
     capability: tuple[int, int]
     multiprocessors: int
-    shared_per_block: int  # bytes, the most that a block can ask for
+    shared_per_block: int  # bytes, the largest amount that a block can request
     registers: int = 65536  # 32-bit, per multiprocessor
     registers_per_thread: int = 255
     threads_per_block: int = 1024
@@ -34,7 +34,7 @@ class Gpu:
         return tuple(range(1, 17)) if self.clusters else (1,)
 
     def clusters_at_once(self, size: int) -> int:
-        """Return how many clusters of `size` blocks run at the same time, each block on a multiprocessor of its own.
+        """Return how many clusters of `size` blocks run at the same time, with one block per multiprocessor.
 
         A cluster stays within a graphics processing cluster (GPC), in which some of the 18 multiprocessors are
         disabled. An H100 ran 7 clusters of 16 blocks, 15 of 8 and 30 of 4.
@@ -67,7 +67,7 @@ NAMED = {
 
 
 def named_gpu(name: str) -> Gpu:
-    """Return the GPU of that name; raise ValueError, which lists the known names, for another one."""
+    """Return the GPU of this name; raise ValueError with the known names if there is none."""
     if name not in NAMED:
         raise ValueError(f"unknown GPU {name!r}; known by name: {', '.join(NAMED)}")
     return NAMED[name]

@@ -1,4 +1,4 @@
-"""Tensors of heads with another head size."""
+"""Padding and truncation of heads to another head size."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from flashrnn.problem import PLAIN, KernelUnavailable
 
 
 def with_head_size(tensors: Sequence[Tensor | None], size: int, matrices: int | None = None) -> list[Tensor | None]:
-    """Return each tensor [..., D] as [..., size], cut off or padded with zeros; None for None.
+    """Return each tensor [..., D] as [..., size], truncated or padded with zeros; None stays None.
 
     The results are dense; that of a tensor [B, T, ...] has its memory format. `matrices` is the index of recurrent
     matrices [..., D, D], which become [..., size, size].
@@ -28,7 +28,7 @@ def _resized(tensors: list[Tensor], size: int, axes: list[int]) -> Sequence[Tens
     if autograd_alone() and all(x.is_cuda and x.element_size() % 2 == 0 and type(x) in PLAIN for x in tensors):
         try:
             return _Resized.apply(size, axes, *tensors)
-        except KernelUnavailable:  # those of the recurrence will say the same
+        except KernelUnavailable:  # the kernels of the recurrence will report the same error
             pass
     return _in_memory_order(partial(_padded, size, axes), tensors)
 
@@ -54,8 +54,7 @@ class _Resized(torch.autograd.Function):
 
 
 def _in_memory_order(run: Callable[[list[Tensor]], list[Tensor]], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Call `run` with the tensors, of which those that are time-major have their first two axes swapped, as has what it
-    returns for them."""
+    """Call `run` with the first two axes of time-major tensors swapped, and swap those of its results back."""
     swapped = [is_time_major(x) for x in tensors]
     found = run([x.transpose(0, 1) if swap else x for x, swap in zip(tensors, swapped, strict=True)])
     return [x.transpose(0, 1) if swap else x for x, swap in zip(found, swapped, strict=True)]

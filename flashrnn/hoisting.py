@@ -1,6 +1,6 @@
-"""Calls whose cell is run in two parts (`cells.hoisting`): a kernel for what has left the loop, then the loop.
+"""Calls that run a cell in two parts (`cells.hoisting`): a kernel for the part before the time loop, and the loop.
 
-The loop's step gets shorter by what no longer waits for its reductions, and holds fewer gates and biases.
+This shortens the step of the loop, which then has fewer reductions, gates and biases.
 """
 
 from functools import lru_cache
@@ -26,7 +26,7 @@ FEWEST_STEPS = max(SHORT) + 1
 def serves(
     cell: Cell, backend: str, dtype: torch.dtype, device: torch.device, steps: int, heads: int, head_dim: int
 ) -> bool:
-    """Return whether a call without a compiler is run in two parts: on a GPU, by `cuda_fused`."""
+    """Return whether a call is run in two parts: on a GPU, by `cuda_fused`, and outside of compilers."""
     if device.type != "cuda" or steps < FEWEST_STEPS or backend not in ("auto", CudaFused.name):
         return False
     if torch.compiler.is_compiling() or not hoisted(cell):  # a compiler cannot trace how a cell is traced
@@ -37,9 +37,9 @@ def serves(
 
 @lru_cache(maxsize=4096)
 def in_parts(problem: Problem) -> Hoisted | None:
-    """Return the parts in which long sequences of a problem are run by `cuda_fused`; None if they are not.
+    """Return the two parts in which `cuda_fused` runs long sequences of a problem; None if it runs them in one.
 
-    They are not where one block has a head: its step gains less than what the values take on their way through memory.
+    If one block computes a whole head, its step gains less than the time to write and read the intermediate values.
     """
     parts = None if problem.head_dim % 2 else hoisted(problem.cell)
     if parts is None or not isinstance(choose("auto", of_loop := problem._replace(cell=parts.loop)), CudaFused):
@@ -50,19 +50,19 @@ def in_parts(problem: Problem) -> Hoisted | None:
 def recurrence(
     cell: Cell, backend: str, dtype: torch.dtype, return_states: bool, inputs: Inputs
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Return what `eager.recurrence` does."""
+    """Return the results of `eager.recurrence`."""
     Wx, _, b, *_ = eager.cast(dtype, *inputs)
     parts = hoisted(cell)
     try:
         values, biases = _FirstPart.apply(Wx, b, parts)
         of_loop = inputs._replace(Wx=values, b=biases)
         return eager.recurrence(parts.loop, CudaFused.name, dtype, return_states, of_loop)
-    except KernelUnavailable:  # the whole cell's are hardly there: that reports it, or takes the next backend
+    except KernelUnavailable:  # `eager.recurrence` reports it, or takes the next backend
         return eager.recurrence(cell, backend, dtype, return_states, inputs)
 
 
 class _FirstPart(torch.autograd.Function):
-    """The inputs, which `cuda_fused` alone can read, and the biases of the loop."""
+    """The first part: returns the inputs of the loop, in the format of `cuda_fused`, and its biases."""
 
     @staticmethod
     def forward(ctx, Wx: Tensor, b: Tensor, parts: Hoisted) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Objects of a user's own modules, found by their names in configs."""
+"""Import of objects in a user's own modules, by their names in configs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 @contextmanager
 def initial_modes() -> Iterator[None]:
-    """Set PyTorch's modes to those that a program starts with in this context: tensors on the CPU, with gradients.
+    """A context with PyTorch's initial modes: tensors are created on the CPU, and gradients are enabled.
 
-    A model is often built under `torch.device("meta")`. What is imported there would hold tensors without values, also
+    A model is often built under `torch.device("meta")`. A module imported there would keep tensors without values, even
     when the model is later built with its weights.
     """
     with torch.device("cpu"), torch.inference_mode(False), torch.enable_grad():
@@ -22,16 +22,16 @@ def initial_modes() -> Iterator[None]:
 
 
 def imported(path: str, kind: type[T], kind_path: str) -> T:
-    """Return the object that "module.name" names, its module imported under `initial_modes`.
+    """Return the object "module.name", after importing its module under `initial_modes`.
 
     Args:
-        path: "module.name"; modules are looked for where Python was started, too.
+        path: "module.name"; modules are also searched in the folder where Python was started.
         kind: the class of the object.
-        kind_path: where users find this class.
+        kind_path: the public name of this class.
 
     Raises:
         ValueError: there is no such module or name.
-        TypeError: it is no `kind`.
+        TypeError: the object is not a `kind`.
     """
     try:
         with initial_modes():

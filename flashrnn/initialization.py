@@ -1,4 +1,4 @@
-"""Initial values of recurrent matrices and biases, as nn.LSTM has them and as xLSTM (arXiv 2405.04517) does."""
+"""Initial values of recurrent matrices and biases, as in nn.LSTM and as in xLSTM (arXiv 2405.04517)."""
 
 import math
 
@@ -18,13 +18,13 @@ def check_init(kind: str, value: str, allowed: tuple[str, ...]) -> None:
 
 @torch.no_grad()
 def init_input(weight: Tensor, hidden_size: int) -> None:
-    """Fill [Gi * hidden_size, features]: uniform in ±1/√hidden_size, as in nn.LSTM, for any number of features."""
+    """Fill `weight` [Gi * hidden_size, features] with uniform numbers in ±1/√hidden_size, as in nn.LSTM."""
     nn.init.uniform_(weight, -1 / math.sqrt(hidden_size), 1 / math.sqrt(hidden_size))
 
 
 @torch.no_grad()
 def init_recurrent(R: Tensor, init: str) -> None:
-    """Fill R [Gr, N, D, features]: "standard" is uniform in ±1/√D, as in nn.LSTM for one head; "zeros" is xLSTM's."""
+    """Fill R [Gr, N, D, features]: "standard" means uniform in ±1/√D, as in nn.LSTM; "zeros" is the choice of xLSTM."""
     if init == "zeros":
         R.zero_()
     else:
@@ -33,8 +33,11 @@ def init_recurrent(R: Tensor, init: str) -> None:
 
 @torch.no_grad()
 def init_bias(b: Tensor, init: str, cell: Cell, block_index: int = 0, num_blocks: int = 1) -> None:
-    """Fill b [G, N, D]: "standard" (uniform in ±1/√D), "zeros", or "powerlaw": zeros, but the forget gate's biases fall
-    from 5 (remembers) to -7 (forgets) over a head's units, the faster the deeper the block is in the model."""
+    """Fill b [G, N, D]: "standard" means uniform in ±1/√D, "zeros" zeros, and "powerlaw" the initial values of xLSTM.
+
+    The latter are zeros, except that the biases of the forget gate fall from 5 (remember) to -7 (forget) over the units
+    of a head, the faster the deeper the block is in the model.
+    """
     if init == "standard":
         nn.init.uniform_(b, -1 / math.sqrt(b.shape[-1]), 1 / math.sqrt(b.shape[-1]))
         return

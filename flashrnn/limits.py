@@ -1,4 +1,4 @@
-"""The largest heads whose recurrent matrix stays on the chip (`cuda_fused`), by the solver that chooses the tilings."""
+"""The largest heads whose recurrent matrix fits on the chip (`cuda_fused`), from the solver that chooses tilings."""
 
 import math
 from bisect import bisect_left
@@ -57,9 +57,9 @@ def limit(cell: str, dtype: torch.dtype, gpu: Gpu) -> Limit:
 
 @cache
 def largest_head(direction: str, cell: Cell, dtype: torch.dtype, gpu: Gpu) -> int:
-    """Return the largest head size that fits, a multiple of 16, by bisection.
+    """Return the largest head size that fits, a multiple of 16, found by bisection.
 
-    There are no gaps: if a head fits, the next smaller multiple fits by the same tiling or one with fewer blocks.
+    There are no gaps: if a head fits, the next smaller multiple fits with the same tiling or one with fewer blocks.
     """
     chip = gpu.multiprocessors * (4 * gpu.registers + gpu.shared_per_block)
     bound = math.isqrt(chip // (len(cell.recurrent_gates) * dtype.itemsize))

@@ -14,9 +14,9 @@ from flashrnn.reference import Reference
 
 
 def serves(backend: str, inputs: Inputs) -> bool:
-    """Return whether the call runs as PyTorch's operators.
+    """Return whether the call runs as plain PyTorch operators.
 
-    It does in an export to ONNX, and for derivatives that the hand-written backward of backend `vanilla` does not have.
+    This is the case in an export to ONNX, and for derivatives that the backward pass of `vanilla` does not support.
     """
     if torch.compiler.is_compiling():
         return exported_to_onnx()
@@ -37,7 +37,7 @@ def has_tangents(inputs: Inputs) -> bool:
 def recurrence(
     cell: Cell, backend: str, dtype: torch.dtype, return_states: bool, inputs: Inputs
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Return h, the last states and, if `return_states`, the other states of every step, as `vanilla` does."""
+    """Return h, the last states and, if `return_states`, the other states of every step; the same as `vanilla`."""
     Wx, R, b, states, reset = inputs
     wide, (N, D) = state_dtype(dtype), R.shape[1:3]
     # `scan` exports to ONNX with variable sizes only if there is no axis for a single head, no operator in a step that
@@ -94,7 +94,7 @@ def gradients(
 
     `d_outputs` are the gradients of h, of the last states and of the other states after every step.
     """
-    # aliases, so that autograd does not follow one input into another
+    # aliases, so that autograd does not propagate from one input to another
     aliases = [None if x is None else x.view_as(x) for x in inputs[:4]]
     h, last, others = recurrence(cell, backend, dtype, return_states, Inputs(*aliases, inputs.reset))
     given = [(out, d) for out, d in zip((h, last, *others), d_outputs, strict=True) if d is not None]

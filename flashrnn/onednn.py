@@ -1,9 +1,9 @@
-"""LSTMs and GRUs on the CPU by oneDNN, as nn.LSTM and nn.GRU run, where oneDNN is at least as fast.
+"""LSTMs and GRUs run by oneDNN on the CPU, as in nn.LSTM and nn.GRU, where oneDNN is at least as fast.
 
-In float32, oneDNN and `cpu_fused` both come close to the peak of a processor, but oneDNN also computes the input
-products of an LSTM faster. Where R does not fit the caches and few sequences share what is read of it, `cpu_fused`
-reads it faster; for a single sequence it starts sooner. In bfloat16 oneDNN uses matrix instructions that `cpu_fused`
-does not have. For a GRU, PyTorch calls oneDNN for each product and runs the rest of a step as several operators.
+In float32, oneDNN and `cpu_fused` both come close to the peak of a processor, but oneDNN is faster for the input
+products of an LSTM. If R does not fit in the caches and the batch is small, `cpu_fused` reads R faster, and for a
+single sequence it has less overhead. In bfloat16, oneDNN uses matrix instructions that `cpu_fused` does not have. For a
+GRU, PyTorch calls oneDNN only for the products and runs the rest of a step as several operators.
 """
 
 from functools import cache
@@ -21,13 +21,13 @@ from flashrnn.stepping import is_plain, weights_of
 from flashrnn.torch_networks import in_order, initial_states
 
 _DTYPES = (torch.float32, torch.bfloat16)
-_GRU_WORK = 2**21  # sequences times units² from which nn.GRU is faster in bfloat16
-_STEP_WORK = 2**16  # the same, up to which a step is faster by PyTorch's operators without oneDNN
+_GRU_WORK = 2**21  # from this number of sequences times units², nn.GRU is faster in bfloat16
+_STEP_WORK = 2**16  # up to this number, a step is faster by PyTorch's operators without oneDNN
 _FEW, _WIDE, _WIDE_EACH = 4, 512, 160  # sequences, units, units for each sequence: then `cpu_fused` is faster for LSTMs
 
 
 def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]] | None:
-    """Run a FlashRNN on a batch of sequences by oneDNN.
+    """Run a FlashRNN on a batch of sequences with oneDNN.
 
     Args:
         network: a FlashRNN.
@@ -35,8 +35,8 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
         states: the caller's initial states.
 
     Returns:
-        The results of `FlashRNN.forward`. None if oneDNN does not serve the call, is not faster or another backend is
-        named, and if an argument is wrong: the caller finds the error.
+        The results of `FlashRNN.forward`. None if oneDNN does not support the call or is not faster, if another backend
+        is named, and if an argument is wrong, which the caller then reports.
     """
     if not is_plain(x, x.dtype) or network.num_heads != 1 or network.proj_size or x.dtype not in _DTYPES:
         return None
@@ -63,9 +63,9 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
 
 
 def _is_faster(network: nn.Module, x: Tensor) -> bool:
-    """Return whether oneDNN is faster for a batch of sequences x, as measured: see docs/backends.md.
+    """Return whether oneDNN is faster for a batch of sequences x, according to measurements (docs/backends.md).
 
-    Where oneDNN does not compute in bfloat16, PyTorch's operators are faster for a small step than a call of ours.
+    If oneDNN does not support bfloat16, PyTorch's operators are faster for a small step than our own call.
     """
     B, T = x.shape[:2] if network.batch_first else x.shape[1::-1]
     if not onednn_computes(x.dtype):
@@ -73,7 +73,7 @@ def _is_faster(network: nn.Module, x: Tensor) -> bool:
         return is_small and x.dtype == torch.bfloat16 and network.cell in (LSTM, GRU)
     if network.cell is LSTM:
         few = B <= _FEW and network.hidden_size >= max(_WIDE, _WIDE_EACH * B)
-        single = B == 1 and not network.bidirectional  # a call starts sooner
+        single = B == 1 and not network.bidirectional  # `cpu_fused` has less overhead
         return not ((few or single) and x.dtype == torch.float32 and _runs_by_cpu_fused(network.hidden_size))
     if network.cell is not GRU or x.dtype != torch.bfloat16:
         return False
@@ -82,7 +82,7 @@ def _is_faster(network: nn.Module, x: Tensor) -> bool:
 
 @cache
 def _runs_by_cpu_fused(size: int) -> bool:
-    """Return whether "auto" takes `cpu_fused` for an LSTM of that many units, in float32: numba may be missing."""
+    """Return whether "auto" selects `cpu_fused` for a float32 LSTM of this size; numba may be missing."""
     problem = Problem(LSTM, 1, size, torch.float32, torch.device("cpu"), training=True, reset=False)
     return choose("auto", problem).name == CpuFused.name
 

@@ -1,4 +1,4 @@
-"""The recurrence as an operator of torch.library: for torch.compile, torch.export and torch.func."""
+"""The recurrence as a torch.library operator, for torch.compile, torch.export and torch.func."""
 
 from collections.abc import Callable
 from operator import index
@@ -24,7 +24,7 @@ def recurrence(
     Wx, R, b = Wx.to(dtype), R.to(dtype), b.to(state_dtype(dtype))
     differentiable = [x for x in (Wx, R, b, states) if x is not None]
     _check_no_tangents(differentiable, backend)
-    within = transforms_active()  # then inputs do not tell whether a gradient is wanted
+    within = transforms_active()  # inputs do not show then whether a gradient is needed
     needs_grad = within or (torch.is_grad_enabled() and any(x.requires_grad for x in differentiable))
     run = _Forward.apply if within else _forward
     gate_format = _gate_format(backend, cell.key, *map(index, Wx.shape[3:]), dtype, Wx.device)
@@ -40,7 +40,7 @@ def backward(
     d_others: tuple[Tensor | None, ...],
     d_last: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of Wx, R, b and the initial states, given those of the results of `recurrence`."""
+    """Return the gradients of Wx, R, b and the initial states, given those of the results of `recurrence` or None."""
     d_aux = None
     if any(d is not None for d in d_others):
         zeros = torch.zeros((), dtype=state_dtype(residual.h.dtype), device=residual.h.device).expand(residual.h.shape)
@@ -49,20 +49,20 @@ def backward(
 
 
 def _check_no_tangents(inputs: list[Tensor], backend: str) -> None:
-    """Raise for inputs with tangents: without this, forward-mode differentiation would give zeros."""
+    """Raise NotImplementedError for inputs with tangents, for which forward-mode differentiation would give zeros."""
     if torch.compiler.is_compiling():
         return
     if any(torch.autograd.forward_ad.unpack_dual(x).tangent is not None for x in inputs):
         raise NotImplementedError(
             f"backend {backend!r} has no forward-mode derivative (jvp, jacfwd, hessian): use grad, vjp or jacrev, or "
-            "backend='vanilla', which has"
+            "backend='vanilla', which has one"
         )
 
 
 def _operator(run: Callable) -> Callable[..., tuple[Tensor, ...]]:
     """Define and return the operator flashrnn::<name of run>.
 
-    torch.library.custom_op would do, but imports TorchDynamo when it is first called, which takes seconds.
+    torch.library.custom_op would do the same, but imports TorchDynamo on its first call, which takes seconds.
     """
     name = run.__name__.removeprefix("_run_")
     schema = torch.library.infer_schema(run, mutates_args=())
@@ -72,9 +72,9 @@ def _operator(run: Callable) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def _not_compiled(run: Callable) -> Callable:
-    """Return `run` such that TorchDynamo does not compile it.
+    """Return `run`, wrapped so that TorchDynamo does not compile it.
 
-    Where it cannot compile the caller of an operator, as with torch.func's grad, it would compile the backends.
+    If TorchDynamo cannot compile the caller of an operator, as with torch.func.grad, it would compile the backends.
     """
 
     def call(*args):
@@ -135,7 +135,7 @@ def _run_backward(
     gate_format: str,
     cell: str,
     backend: str,
-    b: Tensor | None = None,  # the last: PyTorch's cache of compiled graphs may hold calls without it
+    b: Tensor | None = None,  # last, because PyTorch's cache of compiled graphs may contain calls without it
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # vmap and hooks of saved tensors may change the memory format
     residual = Residual(R, states, reset, in_format(h, h), aux_in_format(aux, h), gates, gate_format, b=b)
@@ -165,8 +165,8 @@ def _setup_context(ctx, inputs, output):
 def _autograd(ctx, d_h, d_aux, d_last, _):
     if not ctx.training:
         raise RuntimeError(
-            "flashrnn has no residual for a gradient: its call was traced or exported without gradients (in no_grad, "
-            "or without a parameter or an input that asks for them); trace it with gradients to train it"
+            "flashrnn cannot compute gradients, because its call was traced or exported without gradients (in no_grad, "
+            "or without an input or parameter that requires them); trace it with gradients to train it"
         )
     b, *saved = ctx.saved_tensors
     residual = Residual(*saved, ctx.gate_format, b=b)
@@ -191,8 +191,8 @@ def _note_backend(ctx, inputs, output):
 
 def _no_double_backward(ctx, *_):
     raise RuntimeError(
-        f"backend {ctx.backend!r} has no second derivative: use create_graph=False, or outside of compilers "
-        "backend='vanilla', which has"
+        f"backend {ctx.backend!r} has no second derivative: use create_graph=False or, outside of compilers, "
+        "backend='vanilla', which has one"
     )
 
 

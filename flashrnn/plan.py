@@ -1,4 +1,4 @@
-"""Which backend and which tilings would serve given sizes, and the estimated time. Nothing runs; no GPU is needed."""
+"""The backend, tilings and estimated time for given sizes. Nothing is run, and no GPU is needed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ from flashrnn.problem import Problem, dtype_name
 
 @dataclass(frozen=True)
 class Plan:
-    """A tiling of a kernel of backend `cuda_fused`, and what the solver expects of it.
+    """A tiling of a kernel of backend `cuda_fused`, and its estimated time.
 
     Attributes:
-        blocks: thread blocks that share a head.
-        grid: they exchange h through L2 and are anywhere on the GPU; otherwise several blocks are a cluster.
-        warps: of a block.
-        sequences: of the batch that a group of blocks processes together.
-        fragments: 16 x 16 tiles of R of each warp, times three in float32.
-        register_fragments: how many of them stay in registers; the others lie in shared memory.
-        stages: time steps whose inputs are loaded ahead.
-        cycles: estimated clock cycles of a time step of the whole batch.
+        blocks: number of thread blocks that share a head.
+        grid: the blocks can be anywhere on the GPU and exchange h through L2; otherwise, several blocks are a cluster.
+        warps: number of warps per block.
+        sequences: number of sequences of the batch that a group of blocks processes together.
+        fragments: number of 16 x 16 tiles of R per warp, times three in float32.
+        register_fragments: number of these that stay in registers; the others are in shared memory.
+        stages: number of time steps whose inputs are loaded ahead.
+        cycles: estimated clock cycles per time step of the whole batch.
     """
 
     blocks: int
@@ -48,10 +48,10 @@ class Plan:
 def plans(
     direction: str, function: str | Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, gpu: Gpu
 ) -> Iterator[Plan]:
-    """Yield the tilings that fit, the one that should be fastest first.
+    """Yield the tilings that fit, with the one that should be fastest first.
 
-    A call takes the first one whose kernel keeps within its registers once it is compiled. Batch sizes share kernels,
-    so that it may be the first one of another batch size. `explain` says which it is.
+    A call uses the first tiling whose compiled kernel does not spill too many registers. Because batch sizes share
+    kernels, this may be the first one of another batch size; `explain` shows which one it is.
 
     Args:
         direction: "forward" or "backward".
@@ -59,11 +59,11 @@ def plans(
         heads: number of heads.
         head_dim: size of a head.
         batch: number of sequences.
-        dtype: of the inputs.
-        gpu: what to plan for; see `flashrnn.gpu`.
+        dtype: dtype of the inputs.
+        gpu: the GPU to plan for; see `flashrnn.gpu`.
 
     Raises:
-        UnsupportedProblem: no tiling fits; the message says what does not.
+        UnsupportedProblem: no tiling fits; the message gives the violated limits.
     """
     spec = KernelSpec(direction, get_cell(function), heads, head_dim, batch, dtype, gpu)
     if reason := solver.infeasible(spec):
@@ -93,10 +93,10 @@ def auto_backend(
         function: a registered cell's name, or a `flashrnn.Cell`.
         heads: number of heads.
         head_dim: size of a head.
-        dtype: of the inputs.
+        dtype: dtype of the inputs.
         gpu: see `flashrnn.gpu`.
-        training: there will be a backward pass.
-        reset: the call is given a `reset` mask.
+        training: a backward pass follows.
+        reset: the call has a `reset` mask.
     """
     device = torch.device("cuda" if gpu else "cpu")
     problem = Problem(get_cell(function), heads, head_dim, dtype, device, training, reset, gpu)
@@ -114,20 +114,20 @@ def explain(
     reset: bool = False,
     backend: str = "auto",
 ) -> str:
-    """Return a text of a few lines: the backend of a call, why no faster one is used, and the tilings of `cuda_fused`.
+    """Return a short text on the backend of a call, why no faster one is used, and the tilings of `cuda_fused`.
 
-    The tilings are those of more than 32 time steps; for fewer, others may load R sooner.
+    The tilings are those for more than 32 time steps; shorter calls may use tilings that load R faster.
 
     Args:
         function: a registered cell's name, or a `flashrnn.Cell`.
         heads: number of heads.
         head_dim: size of a head.
         batch: number of sequences.
-        dtype: of the inputs.
+        dtype: dtype of the inputs.
         gpu: see `flashrnn.gpu`.
-        training: there will be a backward pass.
-        reset: the call is given a `reset` mask.
-        backend: that of the call.
+        training: a backward pass follows.
+        reset: the call has a `reset` mask.
+        backend: the backend that the call requests.
     """
     cell, device = get_cell(function), torch.device("cuda" if gpu else "cpu")
     problem = Problem(cell, heads, head_dim, dtype, device, training, reset, gpu)

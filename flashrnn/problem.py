@@ -18,7 +18,7 @@ PLAIN = (Tensor, nn.Parameter)
 
 
 def on_gpu(x: Tensor) -> bool:
-    """Return whether x is such a tensor on a GPU."""
+    """Return whether x is a tensor of a PLAIN class on a GPU."""
     return type(x) in PLAIN and x.is_cuda
 
 
@@ -46,13 +46,13 @@ class Problem(NamedTuple):
         return ("forward", "backward") if self.training else ("forward",)
 
     def gpu_reason(self) -> str | None:
-        """Return why no backend serves the call's NVIDIA GPU; None if some do, or if the call has no such GPU."""
+        """Return why no backend supports the NVIDIA GPU of the call; None if one does, or if there is no such GPU."""
         if self.gpu is None or self.gpu.capability >= (8, 0):
             return None
         return f"it needs compute capability 8.0, {self.gpu.name} has {'.'.join(map(str, self.gpu.capability))}"
 
     def dtype_reason(self, allowed: tuple[torch.dtype, ...]) -> str | None:
-        """Return why a backend that computes in the `allowed` dtypes does not serve the call; None if it does."""
+        """Return why a backend for the `allowed` dtypes does not support the call; None if it does."""
         if self.dtype in allowed:
             return None
         *others, last = map(dtype_name, allowed)
@@ -73,12 +73,12 @@ class States(NamedTuple):
     """Results of the recurrence."""
 
     h: Tensor  # [B, T, N, D], dtype of Wx: the first state after every step
-    aux: Tensor  # [S-1, B, T, N, D]: the others, see `empty_aux`
+    aux: Tensor  # [S-1, B, T, N, D]: the other states, see `empty_aux`
     last: Tensor  # [S, B, N, D], state dtype: all states after the last step
 
 
 class StateGradients(NamedTuple):
-    """Gradients of `States`; None where there is none."""
+    """Gradients of `States`; None for states without a gradient."""
 
     h: Tensor | None
     aux: tuple[Tensor | None, ...]  # S-1 times [B, T, N, D], in any memory format
@@ -86,7 +86,7 @@ class StateGradients(NamedTuple):
 
     @property
     def of_aux(self) -> bool:
-        """Return whether there is a gradient of a state after the first."""
+        """Return whether a state other than the first has a gradient."""
         return any(d is not None for d in self.aux)
 
 
@@ -100,12 +100,12 @@ class Gradients(NamedTuple):
 
 
 class KernelUnavailable(RuntimeError):
-    """A backend serves the problem, but its kernels cannot be compiled on this machine or do not fit on its GPU."""
+    """Error: a backend supports the problem, but its kernels cannot be compiled here or do not fit on the GPU."""
 
 
 @contextmanager
 def making_kernels(failure: str) -> Iterator[None]:
-    """Turn any error but that of lack of memory into KernelUnavailable, whose message is `failure` and the reason."""
+    """A context that turns errors, except OutOfMemoryError, into KernelUnavailable; `failure` begins the message."""
     try:
         yield
     except (KernelUnavailable, torch.OutOfMemoryError):
@@ -115,7 +115,7 @@ def making_kernels(failure: str) -> Iterator[None]:
 
 
 class Backend(Protocol):
-    """One way to run the recurrence."""
+    """An implementation of the recurrence."""
 
     name: str
 
@@ -123,13 +123,13 @@ class Backend(Protocol):
         """Return the format in which `forward` writes gates and `backward` reads them without conversion."""
 
     def unsupported_reason(self, problem: Problem) -> str | None:
-        """Return why this backend does not serve the problem; None if it does."""
+        """Return why this backend does not support the problem; None if it does."""
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
-        """Return the states, and the gates for the residual, as `empty_aux` and `empty_gates` make them.
+        """Return the states, and the gates for the residual, in the formats of `empty_aux` and `empty_gates`.
 
-        Raises KernelUnavailable before it computes anything. With `training` that includes what may be missing for
-        `backward` alone, because a backward pass does not change to another backend.
+        Raises KernelUnavailable before anything is computed. With `training`, this includes kernels that only
+        `backward` needs, because a backward pass cannot switch to another backend.
         """
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
@@ -144,8 +144,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 def tf32_allowed(dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether PyTorch's setting for matrix products allows TF32 for `dtype` on `device`.
 
-    `torch.backends.cuda.matmul.fp32_precision` reflects every way to set it. `allow_tf32` raises where a program mixes
-    the older and the newer settings.
+    `torch.backends.cuda.matmul.fp32_precision` reflects all ways to set it, whereas `allow_tf32` raises an error if a
+    program mixes the older and the newer settings.
     """
     if dtype != torch.float32 or device.type != "cuda":
         return False
@@ -158,7 +158,7 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def aux_gradient(grads: StateGradients, aux: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Return the gradients of aux as one tensor in `dtype`, in memory as aux; None if there are none."""
+    """Return the gradients of aux as one tensor in `dtype`, with the strides of aux; None if there are none."""
     if not grads.of_aux:
         return None
     stacked = torch.empty_like(aux, dtype=dtype)
@@ -182,10 +182,10 @@ def initial_states(cell: Cell, states: Tensor | None, rows: Tensor) -> Tensor:
 
 
 def aux_dtype(cell: Cell, dtype: torch.dtype, all_states: bool) -> torch.dtype:
-    """Return the dtype in which the states but h are kept after every step.
+    """Return the dtype in which states other than h are stored after every step.
 
-    It is the state dtype, or `residual_dtype` if the cell allows it, they are not among the results, and no reduction
-    over units depends on them: a norm takes their mean away, so that what is left may be smaller than a rounding error.
+    It is the state dtype, or `residual_dtype` if the cell allows it, the states are not among the results, and no
+    reduction over units depends on them. A norm subtracts their mean, after which rounding errors could dominate.
     """
     half = cell.float16_states and not all_states and not reduces_states(cell)
     return residual_dtype(dtype) if half else state_dtype(dtype)
@@ -198,7 +198,7 @@ def empty_states(cell: Cell, rows: Tensor) -> Tensor:
 
 
 def empty_aux(cell: Cell, Wx: Tensor, all_states: bool, training: bool) -> Tensor:
-    """Return an empty tensor [S-1, B, T, N, D] for the states but h; T = 0 if nobody needs them."""
+    """Return an empty tensor [S-1, B, T, N, D] for the states other than h, with T = 0 if they are not needed."""
     B, T, _, N, D = Wx.shape
     dtype = aux_dtype(cell, Wx.dtype, all_states)
     shape = (len(cell.states) - 1, T if all_states or training else 0)

@@ -1,4 +1,4 @@
-"""The gradient of R after the time loop of a backward pass: one matrix product over all steps."""
+"""The gradient of R, computed after the time loop of a backward pass by one matrix product over all steps."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,14 +12,14 @@ from flashrnn.memory_format import empty_in_format, is_time_major
 
 
 def recurrent_only(cell: Cell) -> tuple[str, ...]:
-    """Return the recurrent gates that have no input, whose gradients are not in d_Wx."""
+    """Return the recurrent gates without an input part, whose gradients are not in d_Wx."""
     return tuple(gate for gate in cell.recurrent_gates if gate not in cell.input_gates)
 
 
 def varying(cell: Cell) -> tuple[str, ...]:
-    """Return the gates with an input or a recurrent part. The others equal their biases at every step."""
+    """Return the gates with an input or a recurrent part. All other gates equal their biases at every step."""
     found = [gate for gate in cell.gates if gate in cell.input_gates or gate in cell.recurrent_gates]
-    return tuple(found)  # from a list: compilers of fake kernels refuse generators
+    return tuple(found)  # not of a generator, which compilers of fake kernels reject
 
 
 def constant(cell: Cell) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ def write_previous(out: Tensor, state: Tensor, initial: Tensor | float, reset: T
 def gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
     """Return views of the gradients of the recurrent gates: [N, B*T, D] for each gate.
 
-    For one head a view has all gates that are adjacent in memory, [1, B*T, gates*D], or is [Gr, B*T, D].
+    With one head, gates that are adjacent in memory share a view [1, B*T, gates*D] or [Gr, B*T, D].
     """
     only = recurrent_only(cell)
     if d_Wx.shape[3] == 1 and cell.recurrent_gates == cell.input_gates:
@@ -85,8 +85,7 @@ def gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
 
 @cache
 def _adjacent(cell: Cell) -> list[tuple[int, int, int]]:
-    """Return where the gradients of the recurrent gates are: whether in d_u, and the first of the gates there that
-    follow each other, and the one after the last."""
+    """Return groups of recurrent gates whose gradients are adjacent: whether they are in d_u, and their range there."""
     only, found = recurrent_only(cell), []
     for gate in cell.recurrent_gates:
         in_u = gate in only
@@ -99,7 +98,7 @@ def _adjacent(cell: Cell) -> list[tuple[int, int, int]]:
 
 
 def weight_gradient(cell: Cell, d_Wx: Tensor, d_u: Tensor, h_before: Tensor) -> Tensor:
-    """Return d_R [Gr, N, D, D]: the sum over all steps and sequences of the gate's gradient times h before the step."""
+    """Return d_R [Gr, N, D, D]: gradients of gates times h before the step, summed over all steps and sequences."""
     return _product(gate_views(cell, d_Wx, d_u), slice(None), _flat(h_before).transpose(0, 1))
 
 
@@ -112,10 +111,10 @@ def weight_gradient_of_states(
     reset: Tensor | None,
     both_ways: bool = False,
 ) -> Tensor:
-    """Return d_R as `weight_gradient`, from h after every step and the initial states, S times [B, N, D] or None.
+    """Return the same as `weight_gradient`, given h after every step and the initial states, S x [B, N, D] or None.
 
-    h before a step is the row above that of the step, so h is read in place. Only a `reset` needs `previous_h`.
-    `both_ways`: without a `reset`, the second half of the heads goes through time backwards.
+    h before a step is the row before that of the step, so that h can be read in place; only a `reset` needs
+    `previous_h`. With `both_ways`, which excludes a `reset`, the second half of the heads goes through time backwards.
     """
     initial = None if states is None else states[0]
     if reset is not None:
@@ -155,14 +154,16 @@ def _one_way(
     steps, before = (earlier, rows[:, later]) if backwards else (later, rows[:, earlier])
     if steps_outside:
         return _product(d_gates, steps, before, d_R)
-    # the row before the first step of a sequence is the last h of another one
+    # the row before the first step of a sequence is the last h of another sequence
     with _step_cleared([x for x in (d_Wx, d_u) if x.shape[2]], first):
         return _product(d_gates, steps, before, d_R)
 
 
 def _of_one_head(d_Wx: Tensor, h: Tensor, initial: Tensor | None, few: bool) -> Tensor:
-    """Return d_R of a dense d_Wx with as few operators as possible: for short sequences the host takes longer to call
-    these than the GPU to run them. `few`: see `_one_way`; otherwise steps are the outermost in memory."""
+    """Return d_R for a dense d_Wx with as few operators as possible, because host time dominates for short sequences.
+
+    With `few` (see `_one_way`), a copy of h is used; otherwise, time is outermost in memory.
+    """
     (B, T, G, _, D), start = d_Wx.shape, d_Wx.storage_offset()
     width = G * D
     if few:
@@ -180,12 +181,11 @@ def _of_one_head(d_Wx: Tensor, h: Tensor, initial: Tensor | None, few: bool) -> 
 
 
 _FEW_STEPS = 32
-"""Time steps up to which a copy of h costs less than the operations that make one superfluous: the host takes longer to
-call these than the GPU to run them."""
+"""Up to this number of time steps, a copy of h takes less host time than the operations that avoid it."""
 
 
 def _one_step_later(h: Tensor, initial: Tensor | None, backwards: bool) -> Tensor:
-    """Return h [B, T, N, D] before every step as a contiguous tensor; `backwards`: time goes backwards."""
+    """Return h [B, T, N, D] before every step as a contiguous tensor; with `backwards`, time goes backwards."""
     if initial is None:
         return torch.constant_pad_nd(h, (0, 0, 0, 0, *((-1, 1) if backwards else (1, -1))))
     first = initial[:, None].to(h.dtype)
@@ -193,8 +193,8 @@ def _one_step_later(h: Tensor, initial: Tensor | None, backwards: bool) -> Tenso
 
 
 def _product(d_gates: list[Tensor], steps: slice, h: Tensor, add_to: Tensor | None = None) -> Tensor:
-    """Return the sum over the rows `steps` of d_gates, as `gate_views` returns them, times h [N, rows, D]."""
-    number, _, width = d_gates[0].shape  # of heads, or of one head's gates
+    """Return the product of the rows `steps` of d_gates, in the format of `gate_views`, and h [N, rows, D]."""
+    number, _, width = d_gates[0].shape  # number of heads, or of the gates of one head
     N, _, D = h.shape
     widths = [d_gate.shape[2] for d_gate in d_gates]
     if number == N == len(d_gates) == 1 and add_to is None:
@@ -208,7 +208,7 @@ def _product(d_gates: list[Tensor], steps: slice, h: Tensor, add_to: Tensor | No
 
 @contextmanager
 def _step_cleared(gradients: list[Tensor], step: int) -> Iterator[None]:
-    """Set a step of each gradient [B, T, ...] to zero; restore it at the end of the block."""
+    """A context in which one step of each gradient [B, T, ...] is zero; it is restored at the end."""
     before = [x[:, step].clone() for x in gradients]
     for x in gradients:
         x[:, step] = 0

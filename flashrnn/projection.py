@@ -9,17 +9,17 @@ from flashrnn.recurrence import Recurrence
 
 
 class ProjectedRecurrence(Recurrence):
-    """A `Recurrence` of one head that returns and takes o = P h in place of h, with P [proj_size, hidden_size].
+    """A `Recurrence` with one head whose inputs and outputs are o = P h instead of h, with P [proj_size, hidden_size].
 
-    Because R (P h) = (R P) h, every backend serves it with the recurrent matrix R P of the usual size. The h of an
-    initial o is not known: R o is added to the first input instead.
+    Because R (P h) = (R P) h, every backend can run it with the recurrent matrix R P. The h that belongs to an initial
+    o is unknown, so R o is added to the first input instead.
 
     Args:
-        hidden_size: units of the cell.
-        proj_size: features of o, fewer than hidden_size.
-        device: of the parameters.
-        dtype: of the parameters; PyTorch's default one if None.
-        options: the others of `Recurrence`.
+        hidden_size: number of units of the cell.
+        proj_size: number of features of o, fewer than hidden_size.
+        device: device of the parameters.
+        dtype: dtype of the parameters; None means PyTorch's default dtype.
+        options: other arguments of `Recurrence`.
 
     Raises:
         ValueError: the cell reads h itself and not only R h, as a GRU does, or has a recurrent gate without an input.
@@ -58,7 +58,7 @@ class ProjectedRecurrence(Recurrence):
         reset: Tensor | None = None,
         return_states: bool = False,
     ) -> tuple:
-        """Run over a sequence as `Recurrence.forward` does, with o [B, T, 1, proj_size] in place of h.
+        """Run the recurrence over sequences like `Recurrence.forward`, with o [B, T, 1, proj_size] instead of h.
 
         States are tuples of tensors [B, 1, proj_size or D].
         """
@@ -72,10 +72,10 @@ class ProjectedRecurrence(Recurrence):
         return (out, last, (out, *every[0][1:])) if every else (out, last)
 
     def stepper(self, states: Tensor) -> None:
-        """Return None: a projected network has no stepper."""
+        """Return None, because a projected network has no stepper."""
 
     def _with_initial(self, Wx: Tensor, o: Tensor, reset: Tensor | None) -> Tensor:
-        """Return Wx [B, T, Gi, 1, D] with R o added to its first step where that is not reset."""
+        """Return Wx [B, T, Gi, 1, D] with R o added to its first step, except where that step is reset."""
         share = torch.einsum("gnij,bnj->bgni", self.R, o.to(self.R.dtype))
         if reset is not None:
             share = share.masked_fill(reset[:, 0, None, None, None], 0.0)

@@ -1,4 +1,4 @@
-"""The recurrent part of a layer alone, as a module."""
+"""The recurrent part of a layer as a module."""
 
 from collections.abc import Callable
 
@@ -91,8 +91,8 @@ class Recurrence(nn.Module):
             states: [S, B, N, D], contiguous, as `forward` returns them. The function changes them in place.
 
         Returns:
-            A function of Wx [B, Gi, N, D] that returns h [B, N, D], in a buffer that the next call overwrites. It holds
-            copies of the current weights. None if the backend is not `cpu_fused`, or if `forward` is as fast.
+            A function of Wx [B, Gi, N, D] that returns h [B, N, D] in a buffer that the next call overwrites. It
+            contains copies of the current weights. None if the backend is not `cpu_fused`, or if `forward` is as fast.
         """
         plain = states.device.type == "cpu" and states.dtype == self.R.dtype == dtype_under_autocast(self.R)
         plain = plain and states.dtype == state_dtype(states.dtype)

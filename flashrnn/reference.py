@@ -1,4 +1,4 @@
-"""Backend `vanilla`, the recurrence in plain PyTorch for any cell, dtype, device and size: the oracle of the others.
+"""Backend `vanilla`, the reference for all others: plain PyTorch for any cell, dtype, device and size.
 
 The backward pass runs the time loop by hand, without an autograd graph. The factors of the cell's gradient, which do
 not depend on later steps, are computed for many steps at once.
@@ -32,11 +32,11 @@ from flashrnn.residual import GateFormat, Residual, as_gnd, empty_gates, saturat
 
 logger = logging.getLogger("flashrnn")
 
-_CHUNK = 2**16  # elements of a state whose gradient factors exist at once: they fit in a processor's cache
+_CHUNK = 2**16  # elements of a state for which factors are computed at once, so that they fit in a processor's cache
 
 
 class Reference:
-    """Backend `vanilla`. Computes in the state dtype; h is rounded to the dtype of Wx after every step."""
+    """Backend `vanilla`. It computes in the state dtype; h is rounded to the dtype of Wx after every step."""
 
     name = "vanilla"
 
@@ -61,7 +61,7 @@ class Reference:
                 if reset is not None:
                     state = [s.masked_fill(reset[:, t, None], 0.0) for s in state]
                 pre_t[..., : weight.shape[2]].baddbmm_(state[0], weight)
-                given = pre_t.clone() if training else pre_t  # a cell's step may change its arguments in place
+                given = pre_t.clone() if training else pre_t  # because a cell's step may change its arguments in place
                 state = _distinct(cell.update(packing.split(given), state))
                 state[0] = state[0].to(Wx.dtype).to(pre.dtype)
                 h[:, t] = state[0].transpose(0, 1)
@@ -103,7 +103,7 @@ class Reference:
 
 
 def _distinct(states: tuple[Tensor, ...]) -> list[Tensor]:
-    """Return the states as distinct tensors: a step that works in place could otherwise change two of them at once."""
+    """Return the states as distinct tensors, because a step that works in place could change two of them at once."""
     return [s.clone() if any(s is other for other in states[:i]) else s for i, s in enumerate(states)]
 
 
@@ -115,7 +115,7 @@ def _chunks(h: Tensor) -> list[slice]:
 
 
 class _Packing:
-    """The layout of this backend's gates: all in one axis, [N, T, B, G*D], the recurrent ones first."""
+    """The layout of this backend's gates: all in one axis, [N, T, B, G*D], with the recurrent ones first."""
 
     def __init__(self, cell: Cell):
         self.cell = cell
@@ -173,9 +173,9 @@ def _as_slice(indices: list[int]) -> list[int] | slice:
 
 @dataclass(frozen=True)
 class _Functions:
-    """A cell's gradient in two parts.
+    """The gradient of a cell in two parts.
 
-    `factors` maps gates and states to the factors. `backward` maps these and the gradients of the new states to the
+    `factors` maps gates and states to factors. `backward` maps these factors and the gradients of the new states to the
     gradients of the gates, in the order of `_Packing`, and of the states.
     """
 
@@ -204,7 +204,7 @@ def _functions(cell: Cell, dtype: torch.dtype) -> _Functions:
 
 
 def _functions_of_step(cell: Cell, dtype: torch.dtype) -> _Functions:
-    """Return the functions of a cell without scalar graphs: its factors are gates and states, its backward is a vjp."""
+    """Return the functions of a cell without scalar graphs: the factors are its gates and states, backward is a vjp."""
     packing, gates = _Packing(cell), len(cell.gates)
 
     def update(*values):

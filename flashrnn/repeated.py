@@ -1,7 +1,7 @@
-"""Repeated calls: one that differs from an earlier call only in its values takes over what that call has decided.
+"""Repeated calls: a call that differs from an earlier one only in its values reuses the decisions of that call.
 
-The checks of a call, the choice of its backend and its plan keep the host busy for three times as long as its launch.
-For few time steps, and while a model reads a prompt, that is longer than the GPU computes.
+The checks of a call, the choice of its backend and its plan take three times as much host time as its launch. For few
+time steps, and while a model reads a prompt, this is longer than the time on the GPU.
 """
 
 from collections.abc import Hashable
@@ -24,7 +24,7 @@ _MOST = 4096
 
 
 class Call(NamedTuple):
-    """How a call is made: with `training`, with gradients."""
+    """The decisions of a call, which has gradients if `training`."""
 
     cell: Cell
     backend: str
@@ -37,10 +37,10 @@ _CALLS: dict[Hashable, Call | None] = {}
 
 
 def key(cell: Cell, backend: str, inputs: Inputs) -> Hashable | None:
-    """Return what tells apart the calls that may be decided differently; None for a call that is not served here.
+    """Return a key that is equal for calls with the same decisions; None for a call that is not supported here.
 
-    Served are calls on a GPU without autocast that autograd alone observes. Nothing else is known of the inputs: those
-    of a wrong call have a key that is never remembered.
+    Calls are supported on a GPU, without autocast, and if only autograd observes them. The inputs need not be valid:
+    the key of an invalid call is never remembered.
     """
     Wx = inputs.Wx
     if not autograd_alone() or not on_gpu(Wx) or torch.is_autocast_enabled("cuda"):
@@ -61,14 +61,14 @@ def key(cell: Cell, backend: str, inputs: Inputs) -> Hashable | None:
 
 
 def run(key: Hashable | None, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
-    """Return h and the last states of a call with this key; None if none like it is remembered."""
+    """Return h and the last states of a call with this key; None if no such call is remembered."""
     if key is None or (call := _CALLS.get(key)) is None or inputs.Wx.data_ptr() % 16:
         return None
     return _run(call, *inputs) if call.training else call.forward.inference(inputs)
 
 
 def remember(key: Hashable | None, cell: Cell, backend: str, inputs: Inputs) -> None:
-    """Keep how the call with this key is made. It has been made before: its arguments are right, and kernels there."""
+    """Remember the decisions of a call with this key, after it has run once with valid arguments."""
     if key is None or key in _CALLS:
         return
     if len(_CALLS) >= _MOST:

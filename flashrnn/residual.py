@@ -33,14 +33,14 @@ class Residual(NamedTuple):
     R: Tensor
     states: Tensor | None  # the initial states that the forward was given
     reset: Tensor | None
-    h: Tensor  # [B, T, N, D], in the memory format of Wx, as aux and gates
+    h: Tensor  # [B, T, N, D], in the memory format of Wx, like aux and gates
     aux: Tensor  # [S-1, B, T, N, D]
     gates: Tensor  # [B, T, *the axes of gate_format]
     gate_format: GateFormat
-    donated: bool = False  # the backward pass may overwrite the gates: nobody reads them after it
-    b_dtype: torch.dtype | None = None  # of the gradient of b; None: state dtype
-    b: Tensor | None = None  # [G, N, D], for formats NDV and NDV+
-    both_ways: bool = False  # the second half of the heads went through time backwards; by `cuda_fused` alone
+    donated: bool = False  # the backward pass may overwrite the gates, because they are not read again
+    b_dtype: torch.dtype | None = None  # dtype of the gradient of b; None: state dtype
+    b: Tensor | None = None  # [G, N, D], for the formats NDV and NDV+
+    both_ways: bool = False  # the second half of the heads went through time backwards; only in `cuda_fused`
 
     def gates_in(self, wanted: GateFormat, cell: Cell) -> Tensor:
         """Return gates [B, T, *the axes of `wanted`], in the memory format of h."""
@@ -50,7 +50,7 @@ class Residual(NamedTuple):
         return in_format(self._with_statistics(cell), gates)
 
     def one_way(self, cell: Cell) -> "Residual":
-        """Return the residual of a call `both_ways` as that of a call whose heads all go forwards."""
+        """Return the residual of a call `both_ways`, converted to that of a call whose heads all go forwards."""
         gates = turned(as_gnd(self.gates, self.gate_format, cell, self.b, self.R.shape[-1]), 3)
         h, aux = turned(self.h, 2), turned(self.aux.movedim(0, -1), 2).movedim(-1, 0)
         h = in_format(h, self.h)
@@ -80,28 +80,28 @@ class Residual(NamedTuple):
 
 
 def turned(x: Tensor, heads: int) -> Tensor:
-    """Return x [B, T, ...], with the second half of its axis `heads` in the opposite order of time."""
+    """Return x [B, T, ...] with time reversed in the second half of its axis `heads`."""
     forwards, backwards = x.chunk(2, dim=heads)
     return torch.cat([forwards, backwards.flip(1)], dim=heads)
 
 
 def residual_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which gates, and states where a cell allows it, are saved for the backward pass.
+    """Return the dtype in which gates, and states if the cell allows it, are saved for the backward pass.
 
-    It is float16 for both half types: its rounding error is an eighth of bfloat16's. Numbers beyond its range become
-    its largest number.
+    It is float16 for both half types, because its rounding error is an eighth of that of bfloat16. Numbers beyond its
+    range are replaced by its largest number.
     """
     return torch.float16 if dtype == torch.bfloat16 else dtype
 
 
 def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x in `dtype`; numbers beyond its range become its largest number."""
+    """Return x in `dtype`, with numbers beyond its range replaced by its largest number."""
     largest = torch.finfo(dtype).max
     return x.to(dtype) if largest >= torch.finfo(x.dtype).max else x.clamp(-largest, largest).to(dtype)
 
 
 def statistics_floats(cell: Cell) -> int:
-    """Return how many floats a head's statistics take in format NDV+: whole vectors of four."""
+    """Return the number of floats for the statistics of a head in format NDV+, rounded up to vectors of four."""
     return -(-len(trace(cell).statistics.names) // 4) * 4
 
 
@@ -112,14 +112,13 @@ _WHOLE_LINES_ABOVE = 192
 
 
 def filled(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype) -> bool:
-    """Return whether the gates of a head are filled up to whole cache lines, of which two heads would have parts."""
+    """Return whether the gates of each head are padded to whole cache lines, so that no two heads share one."""
     wide = heads > 1 and head_dim > _WHOLE_LINES_ABOVE and head_dim % 16 > 0 and dtype.itemsize == 2
     return wide and len(varying(cell)) == len(cell.gates) and not trace(cell).statistics.names
 
 
 def head_numbers(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Return the numbers of a head in its format of NDG, NDG+, NDV and NDV+: the latter is that of cells with
-    statistics."""
+    """Return the number of elements per head in the cell's format, NDG, NDG+, NDV or (with statistics) NDV+."""
     size = residual_dtype(dtype).itemsize
     numbers = head_dim * len(varying(cell)) + statistics_floats(cell) * 4 // size
     line = _CACHE_LINE // size if filled(cell, heads, head_dim, dtype) else 1
@@ -127,7 +126,7 @@ def head_numbers(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype) -> i
 
 
 def empty_gates(cell: Cell, Wx: Tensor, training: bool, gate_format: GateFormat) -> Tensor:
-    """Return an empty tensor [B, T, *the axes of `gate_format`], without time steps if there is no training."""
+    """Return an empty tensor [B, T, *the axes of `gate_format`], with T = 0 without `training`."""
     G, (N, D) = len(cell.gates), Wx.shape[3:]
     if gate_format.endswith("+"):
         inner: tuple[int, ...] = (N, head_numbers(cell, N, D, Wx.dtype))
@@ -140,7 +139,7 @@ def empty_gates(cell: Cell, Wx: Tensor, training: bool, gate_format: GateFormat)
 def converted(
     gates: Tensor, given: GateFormat, wanted: GateFormat, cell: Cell, b: Tensor | None, head_dim: int
 ) -> Tensor:
-    """Return the gates of `cell` in format `wanted`, dense; not copied if they have that format."""
+    """Return the gates of `cell` in format `wanted`, dense, and without a copy if they have that format."""
     if given == wanted:
         return gates
     by_gate = as_gnd(gates, given, cell, b, head_dim)
@@ -174,7 +173,7 @@ def as_gnd(gates: Tensor, given: GateFormat, cell: Cell, b: Tensor | None, head_
 
 
 def _without_statistics(gates: Tensor, cell: Cell, head_dim: int) -> Tensor:
-    """Return gates in format NDV+ in format NDV: normalised ones as they were."""
+    """Convert gates from format NDV+ to NDV, undoing the normalisation of normalised gates."""
     numbers = head_dim * len(varying(cell))
     found, statistics = gates[..., :numbers].unflatten(3, (head_dim, -1)).clone(), trace(cell).statistics
     values = gates[..., numbers:].contiguous().view(torch.float32).unbind(3)

@@ -1,4 +1,4 @@
-"""Layouts of sequences in a batch [B, T]: one sequence per row, or sequences of different lengths side by side."""
+"""Layouts of sequences in a batch [B, T]: one sequence per row, or several sequences of different lengths."""
 
 import heapq
 from collections.abc import MutableMapping
@@ -14,7 +14,7 @@ from flashrnn._torch_private import current_stream
 
 
 class Whole:
-    """A batch [B, T, ...] without padding: each row is one sequence, or several where a `reset` mask [B, T] cuts it."""
+    """A batch [B, T, ...] without padding. Each row is one sequence, or several if a `reset` mask [B, T] divides it."""
 
     all_states = False
 
@@ -42,34 +42,34 @@ class Whole:
         """Return the mask in the order of `spread`."""
         if self._reset is None or not backward:
             return self._reset
-        first = self._reset.flip(1)  # read backward, a document starts right after the first step of the next one
+        first = self._reset.flip(1)  # read backwards, a document starts right after the first step of the next one
         return torch.cat([torch.zeros_like(first[:, :1]), first[:, :-1]], dim=1)
 
     def ends(self, h: Tensor, last, others: tuple[Tensor, ...], backward: bool):
-        """Return the last states of the sequences: for each state a tensor [sequences, N, D].
+        """Return the last states of the sequences, a tensor [sequences, N, D] for each state.
 
         Args:
-            h: the first state after every step, in the order of `spread`.
-            last: all states after the last step of the rows.
+            h: h after every step, in the order of `spread`.
+            last: all states after the last step of each row.
             others: the other states after every step, if `all_states`.
-            backward: the direction.
+            backward: whether the direction is backward.
         """
         return last
 
 
 class SideBySide:
-    """Sequences of different lengths in the rows of a padded batch; a row may hold several short ones.
+    """Sequences of different lengths in the rows of a padded batch. A row may contain several short sequences.
 
-    Without initial states all rows end at the same step, so the last states are those of the batch, and states are
-    reset where a sequence starts. With initial states all rows start at the same step.
+    Without initial states, all rows end at the same step, so that the last states are those of the batch, and states
+    are reset where a sequence starts. With initial states, all rows start at the same step.
 
     Args:
-        rows: the numbers of the sequences in each row.
+        rows: the indices of the sequences in each row.
         lengths: the length of each sequence.
-        sequence: [steps] the number of the sequence that each step of the data belongs to, on the data's device.
-        time: [steps] the position of each step in its sequence, on the same device.
-        initial: there are initial states; each row is one sequence.
-        reset: [B, T] further resets, by sequence and time.
+        sequence: [steps], the index of the sequence to which each step of the data belongs, on the data's device.
+        time: [steps], the position of each step in its sequence, on the same device.
+        initial: there are initial states; each row is then one sequence.
+        reset: [B, T], further resets by sequence and time.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class SideBySide:
         return self._batch
 
     def spread(self, x: Tensor, backward: bool) -> Tensor:
-        """Return x [steps, ...] as [B, T, ...], padded with copies of its first step, time outermost in memory."""
+        """Return x [steps, ...] as [B, T, ...], padded with copies of its first step, with time outermost in memory."""
         rows = _Spread.apply(x, self._source(backward), self._place(backward))
         return rows.unflatten(0, (self._steps, self._batch)).transpose(0, 1)
 
@@ -120,7 +120,7 @@ class SideBySide:
     def resets(self, backward: bool) -> Tensor | None:
         """Return the reset mask [B, T].
 
-        It is True in the padding: states could overflow there, and gradients become NaN.
+        It is True in the padding, where states could otherwise overflow and make gradients NaN.
         """
         if backward not in self._masks:
             self._masks[backward] = self._mask(backward)
@@ -135,7 +135,7 @@ class SideBySide:
         if not self._initial:
             reset.index_fill_(0, starts, True)
         if self._reset is not None:
-            # read backward, a document starts right after the first step of the next one
+            # read backwards, a document starts right after the first step of the next one
             time = self._time + 1 if backward else self._time
             within = time < self._lengths[self._sequence]
             given = self._reset[self._sequence, torch.where(within, time, 0)] & within
@@ -143,11 +143,11 @@ class SideBySide:
         return reset.view(self._steps, self._batch).T
 
     def _place(self, backward: bool) -> Tensor:
-        """Return [steps] the place of each step of the data in the rows, as t * B + b."""
+        """Return the index t * B + b in the batch for each step of the data [steps]."""
         return self._place_and_starts(backward)[0]
 
     def _source(self, backward: bool) -> Tensor:
-        """Return [T * B] the step of the data that each place in the rows gets: the first one for padding."""
+        """Return the step of the data for each index in the batch [T * B]; padding gets the first step."""
         if backward not in self._sources:
             place = self._place(backward)
             source, steps = place.new_zeros(self._steps * self._batch), torch.arange(len(place), device=place.device)
@@ -155,7 +155,7 @@ class SideBySide:
         return self._sources[backward]
 
     def _place_and_starts(self, backward: bool) -> tuple[Tensor, Tensor]:
-        """Return the places of all steps of the data [steps], and of each sequence's first step [sequences]."""
+        """Return the indices in the batch of the steps of the data [steps] and of the sequences' starts [sequences]."""
         if backward not in self._places:
             starts = _moved(self._starts(backward), self._sequence.device)
             time = self._lengths[self._sequence] - 1 - self._time if backward else self._time
@@ -176,15 +176,15 @@ class SideBySide:
 
 
 def _moved(numbers: list[int] | Tensor, device: torch.device) -> Tensor:
-    """Copy a few numbers to `device` without waiting for it."""
-    # from pageable memory: the driver has copied the numbers when the call returns
+    """Copy a few numbers to `device` asynchronously."""
+    # safe from pageable memory, which the driver has read when the call returns
     return torch.as_tensor(numbers).to(device, non_blocking=True)
 
 
 def _numbered(sizes: list[int] | Tensor, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the group of each of `count` items in groups of these sizes, and the item's number in its group.
+    """Return the group of each of `count` items in groups of these sizes, and the index of the item in its group.
 
-    `sizes` are on the CPU, which adds them up: on a GPU each operation on a few numbers takes as long as a launch.
+    `sizes` are on the CPU, where they are summed, because on a GPU every small operation takes as long as a launch.
     """
     sizes = torch.as_tensor(sizes)
     sizes, before = _moved(torch.stack([sizes, sizes.cumsum(0) - sizes]), device)
@@ -193,14 +193,14 @@ def _numbered(sizes: list[int] | Tensor, count: int, device: torch.device) -> tu
 
 
 def _placed(x: Tensor, place: Tensor, size: int) -> Tensor:
-    """Return zeros [size, ...] with x written at these places, which all differ."""
+    """Return zeros [size, ...] with x written at the indices `place`, which are all different."""
     return x.new_zeros(size, *x.shape[1:]).index_copy_(0, place, x)
 
 
 class _Spread(torch.autograd.Function):
-    """x[source]. Each step of x is at its own `place` of the result; the rest is padding, which has no gradient.
+    """x[source], where each step of x is also at its own `place` in the result. The rest is padding without gradient.
 
-    One copy takes less time than zeros and a copy of the steps into them.
+    A single gather takes less time than filling with zeros and copying the steps.
     """
 
     generate_vmap_rule = True
@@ -225,7 +225,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """x[place] for places that all differ: its gradient is a copy, where PyTorch's would be a sum."""
+    """x[place] for distinct indices, so that the gradient is a copy, and not a sum as in PyTorch."""
 
     generate_vmap_rule = True
 
@@ -250,7 +250,7 @@ class _Gather(torch.autograd.Function):
 
 
 class Packed(SideBySide):
-    """The sequences of a PackedSequence, the longest first; `reset` [B, T] is in the order before packing."""
+    """The sequences of a PackedSequence, with the longest first. `reset` [B, T] is in the order before packing."""
 
     def __init__(self, x: PackedSequence, initial: bool, reset: Tensor | None):
         B, sizes = int(x.batch_sizes[0]), x.batch_sizes
@@ -270,8 +270,8 @@ class Packed(SideBySide):
 class Documents(SideBySide):
     """The documents of one sequence [1, T, ...].
 
-    The last states are those after the last document, or in the backward direction after the first one. Each of these
-    ends its row.
+    The last states are those after the last document or, in the backward direction, after the first one. This document
+    is the last one of its row.
     """
 
     def __init__(self, lengths: list[int], device: torch.device):
@@ -291,7 +291,7 @@ class Documents(SideBySide):
 
 
 def _rows_of_documents(lengths: list[int]) -> list[list[int]]:
-    """Fill rows as long as the longest document, all but one of them at least half."""
+    """Distribute documents over rows as long as the longest document; all rows but one are at least half full."""
     rows, used = [], []  # `used` is a heap of (length, number) of the rows
     longest = max(lengths)
     for number in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
@@ -308,9 +308,9 @@ def _rows_of_documents(lengths: list[int]) -> list[list[int]]:
 def of_cu_seqlens(cu_seqlens: Tensor, x: Tensor) -> Whole | Documents:
     """Return the layout of the documents of x [1, T, ...] with cumulative lengths 0 = c_0 <= c_1 <= ... <= T.
 
-    Documents lie side by side if that at least halves the time steps; otherwise a reset mask separates them. Compiled
-    code and CUDA graphs always get the mask: a compiler does not know the lengths, and a graph may run with others.
-    Reading the lengths on a GPU waits for the GPU, once per tensor until the tensor changes.
+    Documents run in parallel if this at least halves the number of time steps; otherwise, a reset mask separates them.
+    Compiled code and CUDA graphs always use the mask, because a compiler does not know the lengths, and a graph may be
+    replayed with others. Reading the lengths from a GPU waits for the GPU, once per tensor until the tensor changes.
 
     Raises:
         ValueError, TypeError: x has several rows, or cu_seqlens are not cumulative lengths of its documents.
@@ -331,7 +331,7 @@ def of_cu_seqlens(cu_seqlens: Tensor, x: Tensor) -> Whole | Documents:
 
 
 def _has_values(cu_seqlens: Tensor, x: Tensor) -> bool:
-    """Return whether the call reads these values now: compiled code and captured CUDA graphs run with others later."""
+    """Return whether the values can be read now. Compiled code and captured CUDA graphs may run with others later."""
     if torch.compiler.is_compiling() or cu_seqlens.device.type not in ("cpu", "cuda"):
         return False
     return not (x.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
@@ -343,7 +343,7 @@ on a GPU waits until the GPU has finished all work before it."""
 
 
 def _documents(cu_seqlens: Tensor, steps: int, device: torch.device) -> Documents | None:
-    """Return the documents side by side, or None if that does not halve the time steps."""
+    """Return the documents in parallel rows, or None if this does not halve the number of time steps."""
     if cu_seqlens.is_inference():  # an inference tensor has no version
         return _read(cu_seqlens, steps, device)
     stream = current_stream(device.index) if device.type == "cuda" else None

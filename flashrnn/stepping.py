@@ -1,6 +1,6 @@
-"""Layers on the CPU in float32 and float64: one call of the kernel, with as little overhead as possible.
+"""Layers on the CPU in float32 and float64, run by one kernel call with as little overhead as possible.
 
-For one step of one sequence the kernel takes 5 µs, and the preparations that serve every backend forty times as long.
+For one step of one sequence the kernel takes 5 µs, and the general preparations for all backends 40 times as long.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ from flashrnn.recurrence import Recurrence
 from flashrnn.residual import Residual
 
 _CPU = torch.device("cpu")
-DTYPES = (torch.float32, torch.float64)  # in which states have the dtype of x
+DTYPES = (torch.float32, torch.float64)  # the dtypes in which states have the dtype of x
 
 
 class Layer(NamedTuple):
-    """The weights of a layer, as `step` takes them."""
+    """The recurrence and the weights of a layer."""
 
     recurrent: Recurrence
-    W: Tensor  # of the input product
+    W: Tensor  # weight of the input product
     R: Tensor
     b: Tensor | None
 
@@ -38,10 +38,10 @@ class Layer(NamedTuple):
 def layers(
     modules: Sequence[tuple[nn.Module, nn.Module]], x: Tensor, states: Sequence[Tensor], reset: Tensor | None
 ) -> list[Layer] | None:
-    """Return the layers as `step` takes them, or None if `step` does not serve the call.
+    """Return the layers for `step`, or None if `step` does not support the call.
 
-    It does not if a module has hooks or parametrizations, if the backend is not `cpu_fused`, if something other than
-    autograd observes the call (a compiler, torch.func, a dispatch mode), or if an argument is wrong.
+    This is the case if a module has hooks or parametrizations, if the backend is not `cpu_fused`, if something other
+    than autograd observes the call (a compiler, torch.func, a dispatch mode), or if an argument is wrong.
 
     Args:
         modules: the input product and the recurrence of each layer.
@@ -70,13 +70,15 @@ def layers(
 
 
 def is_plain(x: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether x is a tensor of that dtype on the CPU and not of a subclass."""
+    """Return whether x is a plain tensor (no subclass) of this dtype on the CPU."""
     return type(x) in PLAIN and x.dtype == dtype and x.device == _CPU
 
 
 def without_hooks(product: nn.Module, recurrent: nn.Module) -> bool:
-    """Return whether a layer's modules have no hooks, no parametrizations and no bias of the input product, so that W,
-    R and b say all."""
+    """Return whether a layer is completely described by W, R and b.
+
+    Its modules must have no hooks, no parametrizations and no bias of the input product.
+    """
     if type(product) is not nn.Linear or type(recurrent) is not Recurrence:  # parametrizations change the class
         return False
     if product._parameters.get("bias") is not None:
@@ -90,8 +92,11 @@ def without_hooks(product: nn.Module, recurrent: nn.Module) -> bool:
 def weights_of(
     product: nn.Module, recurrent: nn.Module, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """Return W, R and b of a layer; None unless its modules are `without_hooks` and all are parameters of that dtype on
-    that device which fit. Attributes of modules are not read by name, which takes ten times as long."""
+    """Return W, R and b of a layer with this dtype and device; None if its modules are not `without_hooks`.
+
+    Return None, too, if weights have been replaced by ones that do not fit. Parameters are read from the modules'
+    dictionaries, because attribute access takes ten times as long.
+    """
     if not without_hooks(product, recurrent):
         return None
     of_recurrent = recurrent._parameters
@@ -103,9 +108,9 @@ def weights_of(
 
 
 def fit(recurrent: Recurrence, W: Tensor, R: Tensor, b: Tensor | None) -> bool:
-    """Return whether the weights of a layer, which others may have replaced, have the sizes of its cell and heads.
+    """Return whether the weights of a layer, which may have been replaced, have the sizes of its cell and heads.
 
-    Kernels do not check that: they would read beyond the end of a smaller tensor.
+    Kernels do not check this, and would read beyond the end of a smaller tensor.
     """
     cell, N, D = recurrent.cell, recurrent.num_heads, recurrent.head_dim
     if W.shape[0] != len(cell.input_gates) * N * D or R.shape != (len(cell.recurrent_gates), N, D, D):
@@ -113,7 +118,7 @@ def fit(recurrent: Recurrence, W: Tensor, R: Tensor, b: Tensor | None) -> bool:
     return b is None or b.shape == (len(cell.gates), N, D)
 
 
-_MISSING = object()  # a tensor that is no parameter has taken its place
+_MISSING = object()  # stands for a parameter that was replaced by another kind of tensor
 
 
 def _layer(product: nn.Module, recurrent: nn.Module, dtype: torch.dtype) -> Layer | None:
@@ -146,14 +151,13 @@ def step(layer: Layer, x: Tensor, states: Sequence[Tensor], reset: Tensor | None
 def sequences(
     recurrent: Recurrence, batch_first: bool, x: Tensor, W: Tensor, states: Tensor | None, reset: Tensor | None
 ) -> tuple[Tensor, ...] | None:
-    """Return the output of a layer in the layout of x and the last one [1, B, H] of each state; None if this does not
-    serve the call. The layer is one that `eager_layer` serves.
+    """Run a layer that `eager_layer` supports; return None if this function does not support the call.
 
     Args:
         recurrent: the recurrence.
         batch_first: x is [B, T, features], otherwise [T, B, features].
         x: the input.
-        W: of the input product.
+        W: weight of the input product.
         states: [S, B, N, D], or None.
         reset: [B, T] bool, or None.
     """
@@ -179,7 +183,7 @@ def sequences(
 
 
 def _kernel_runs(backend: str, problem: Problem, rows: "_Rows", threads: int) -> bool:
-    """Return whether `cpu_fused` is chosen for a call of such rows, and its kernels can be made."""
+    """Return whether `cpu_fused` is selected for a call with these rows, and its kernels can be compiled."""
     cell, N, D, dtype = problem[:4]
     try:
         if choose(backend, problem).name != CpuFused.name:
@@ -218,7 +222,7 @@ def _requires_grad(x: Tensor | None) -> bool:
 
 
 def _forward(cell: Cell, rows: _Rows, reset, Wx: Tensor, R: Tensor, b: Tensor | None, states, training: bool):
-    """Return h, the gates and the other states of every step for a backward pass, and the new states."""
+    """Return h, the residuals (gates, and other states of every step) and the new states."""
     (B, T, time_major), (_, N, D, _) = rows, R.shape
     kernel = prepare(Sizes("forward", cell, B, T, N, D, time_major, Wx.dtype, torch.get_num_threads()))
     outer = (B,) if Wx.dim() == 2 else (T, B) if time_major else (B, T)
@@ -278,7 +282,7 @@ def _backward(cell: Cell, rows: _Rows, d_h, d_new, R: Tensor, reset, h, gates: T
 
 
 def _by_operator(cell: Cell, rows: _Rows, d_h, d_new, R: Tensor, reset, h, gates: Tensor, aux, *states):
-    """Return what `_backward` does, by the operator, which torch.func and autograd with `create_graph` can see."""
+    """Return the result of `_backward`, computed by an operator that torch.func and `create_graph` can observe."""
     (B, _, time_major), (_, N, D, _) = rows, R.shape
     before = torch.stack([state.view(B, N, D) for state in states])
     h = before[0].unsqueeze(1) if h is None else rows.by_heads(h, N)
@@ -296,7 +300,7 @@ def _by_operator(cell: Cell, rows: _Rows, d_h, d_new, R: Tensor, reset, h, gates
 
 
 def _of_rows(reset: Tensor | None, rows: _Rows) -> Tensor | None:
-    """Return the mask of rows as [B, T]."""
+    """Return the reset mask of `rows` as [B, T]."""
     if reset is None or rows.steps == 1:
         return None if reset is None else reset.reshape(rows.batch, 1)
     return reset.t() if rows.time_major else reset

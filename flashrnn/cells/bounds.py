@@ -1,4 +1,4 @@
-"""Whether a cell's h stays within a bound that is known before the time loop."""
+"""Checks whether a cell's h stays within a bound that is known before the time loop."""
 
 from functools import cache
 from itertools import permutations
@@ -14,8 +14,10 @@ largest magnitude of h before the step. Each of them implies the next one."""
 
 @cache
 def is_bounded(cell: Cell) -> bool:
-    """Return whether no |h| after a step is larger than 1 and than the largest before it, as far as operations tell:
-    where h is a tanh, or z * h + (1 - z) * tanh(...) with a sigmoid z."""
+    """Return whether |h| after a step is at most 1 or the largest |h| before it.
+
+    This is detected if h is a tanh, or z * h + (1 - z) * tanh(...) with a sigmoid z.
+    """
     graph, known = trace(cell).forward, []
     for index in range(len(graph.nodes)):
         known.append(_bound(index, graph, known, cell.states[0]))

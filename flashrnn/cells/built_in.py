@@ -1,4 +1,4 @@
-"""The cells that every program has."""
+"""The built-in cells."""
 
 import torch
 from torch.nn.functional import logsigmoid
@@ -30,9 +30,9 @@ def _slstm(i, f, z, o, h, c, n, m):
     """xLSTM (arXiv 2405.04517), eq. 8-17 with exponential input gate; m keeps the exponentials in range."""
     old_m = logsigmoid(f) + m
     rise = i - old_m
-    larger = (n == 0) | (rise > 0)  # n is 0 only before the first step, where i is all there is
+    larger = (n == 0) | (rise > 0)  # n is 0 only before the first step, where only i counts
     new_m = torch.where(larger, i, old_m)
-    smaller = torch.exp(-torch.abs(rise))  # of exp(i - new_m) and exp(old_m - new_m), one is 1
+    smaller = torch.exp(-torch.abs(rise))  # the smaller of exp(i - new_m) and exp(old_m - new_m); the larger is 1
     i, f = torch.where(larger, 1.0, smaller), torch.where(larger, smaller, 1.0)
     c = f * c + i * torch.tanh(z)
     n = torch.clamp(f * n + i, min=1)
@@ -43,8 +43,11 @@ def _layernorm_lstm(
     x_i, x_f, x_z, x_o, r_i, r_f, r_z, r_o, i, f, z, o,
     x_i_gain, x_f_gain, x_z_gain, x_o_gain, r_i_gain, r_f_gain, r_z_gain, r_o_gain, c_gain, c_bias, h, c,
 ):  # fmt: skip
-    """Layer Normalization (arXiv 1607.06450), appendix, as haste's LayerNormLSTM computes it: one norm over the input
-    part of all gates, one over their recurrent part, one over c. Gains are stored as what they differ from 1 by."""
+    """Layer Normalization (arXiv 1607.06450, appendix), as in Haste's LayerNormLSTM.
+
+    It has one norm over the input parts of all gates, one over their recurrent parts, and one over c. Gains are stored
+    as differences from 1.
+    """
     x_i, x_f, x_z, x_o = layer_norm(x_i, x_f, x_z, x_o)
     r_i, r_f, r_z, r_o = layer_norm(r_i, r_f, r_z, r_o)
     i = torch.sigmoid((1 + x_i_gain) * x_i + (1 + r_i_gain) * r_i + i)
@@ -56,8 +59,11 @@ def _layernorm_lstm(
 
 
 def _layernorm_gru(r, c, z, r_gain, c_gain, z_gain, r_bias, c_bias, z_bias, h):
-    """The GRU of DreamerV2 (arXiv 2010.02193): one norm over all gates, r within the candidate c's tanh, and an update
-    gate z that starts closed. Gains are stored as what they differ from 1 by."""
+    """The GRU of DreamerV2 (arXiv 2010.02193), with one norm over all gates.
+
+    r is applied inside the tanh of the candidate c, and the update gate z starts closed. Gains are stored as
+    differences from 1.
+    """
     r, c, z = layer_norm(r, c, z, eps=1e-3)
     r = torch.sigmoid((1 + r_gain) * r + r_bias)
     c = torch.tanh(r * ((1 + c_gain) * c + c_bias))

@@ -1,4 +1,4 @@
-"""Checks of a cell's step, which every backend computes for one unit at a time and without Python."""
+"""Checks of a cell's step, which must be computable for one unit at a time and without Python."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
@@ -19,13 +19,13 @@ _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 
 
 def gates_of(cell: str, step: Callable, states: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the gates of a step: its parameters without a default, except the last ones, which are its states.
+    """Return the gates of a step: its parameters without a default value, except the last ones, which are its states.
 
     Raises:
         ValueError: the names do not fit the signature, or are reserved for traces. The message names the `cell`.
     """
     signature = inspect.signature(step).parameters.values()
-    parameters = tuple(one.name for one in signature if one.default is one.empty)  # others keep their defaults
+    parameters = tuple(one.name for one in signature if one.default is one.empty)  # others are constants
     named = [one.name for one in signature if one.name in parameters and one.kind not in _BY_POSITION]
     if named:
         raise ValueError(
@@ -44,7 +44,7 @@ def gates_of(cell: str, step: Callable, states: tuple[str, ...]) -> tuple[str, .
 
 
 def check_names(cell: str, kind: str, names: tuple[str, ...] | None) -> None:
-    """Raise ValueError for a single string in place of a tuple of names."""
+    """Raise ValueError for a single string instead of a tuple of names."""
     if isinstance(names, str):
         raise ValueError(f"cell {cell!r}: {kind}={names!r} must be a tuple of names, as in ({names!r},)")
 
@@ -61,14 +61,14 @@ def some_gates(cell: str, kind: str, names: Iterable[str] | None, gates: tuple[s
 
 
 def example(gates: int, states: int) -> Example:
-    """Return gates [G, 4, 3] and states [S, 4, 3] of both signs."""
+    """Return example gates [G, 4, 3] and states [S, 4, 3] with both signs."""
     size = gates, states
     values = torch.linspace(-2, 1, 12 * sum(size), dtype=torch.float64, device="cpu").exp() - 0.7
     return values.view(-1, 4, 3).split(size)
 
 
 def check_step(cell: str, update: Update, gates: int, states: int) -> None:
-    """Raise ValueError for a step that backends could not compute, or would compute differently."""
+    """Raise ValueError for a step that backends cannot compute, or would compute differently."""
     values = example(gates, states)
     try:
         update(*([value.as_subclass(_Unknown) for value in group] for group in values))
@@ -84,7 +84,7 @@ def check_step(cell: str, update: Update, gates: int, states: int) -> None:
             f"cell {cell!r}: step uses a tensor that asks for gradients, which it would not get: what a step "
             "captures is a constant. Make it a gate of its bias alone (docs/tutorial_cell.md), or detach it"
         )
-    if all(_draws_random_numbers(update, values) for _ in range(3)):  # other threads may draw some in between
+    if all(_draws_random_numbers(update, values) for _ in range(3)):  # repeated, because other threads may draw too
         raise ValueError(
             f"cell {cell!r}: step draws random numbers, and the backward pass would draw others: draw them "
             "before the recurrence and give them to the cell as a gate with an input part"
@@ -98,11 +98,11 @@ def check_step(cell: str, update: Update, gates: int, states: int) -> None:
 
 
 def _is_element_wise(update: Update, values: Example) -> bool:
-    """Return whether a unit's new states are the same if it is computed alone, given the results of reductions.
+    """Return whether the new states of a unit are the same if it is computed alone, given the results of reductions.
 
-    Backend `vanilla`, which runs the step as it is, would otherwise mix units and sequences silently.
+    Otherwise, backend `vanilla`, which runs the step as it is, would silently mix units and sequences.
     """
-    # another shape than the example's, which a captured tensor may have, and an order that sorting changes
+    # with another shape than the example, which a captured tensor might have, and an order that sorting would change
     values = [[value.mT[[2, 0, 1]][:, [1, 3, 0, 2]] for value in group] for group in values]
     with _Reductions() as reductions:
         together = _updated(update, values)
@@ -123,7 +123,7 @@ class _Reductions(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._recorded: list[tuple[Tensor, Tensor]] = []  # operand and result
+        self._recorded: list[tuple[Tensor, Tensor]] = []  # operands and results
         self._unit: tuple[slice, ...] | None = None
         self.operands: list[tuple[Tensor, Tensor]] = []  # of the unit: recorded, and in the replay
 
@@ -157,10 +157,10 @@ def _updated(update: Update, values: Iterable[Iterable[Tensor]], unit: tuple[sli
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run PyTorch's operators on the calling thread alone in this context.
+    """A context in which PyTorch's operators only use the calling thread.
 
-    A process that has started OpenMP's threads cannot be forked, so importing this package must not start them.
-    `torch.set_num_threads` would also change the number of threads for all other threads of the process.
+    A process that has started OpenMP threads cannot be forked, so importing this package must not start any.
+    `torch.set_num_threads` would also change the setting of all other threads of the process.
     """
     threads = torch.get_num_threads()
     set_openmp_threads(1)
@@ -171,7 +171,7 @@ def one_thread() -> Iterator[None]:
 
 
 class _Unknown(Tensor):
-    """A tensor whose values Python cannot read, as of a meta tensor, whose operators would import TorchDynamo."""
+    """A tensor whose values Python cannot read. Unlike meta tensors, its operators do not import TorchDynamo."""
 
     @classmethod
     def __torch_function__(cls, function, types, arguments=(), options=None):

@@ -53,7 +53,7 @@ class Cell:
     recurrent_gates: tuple[str, ...] | None = None
     float16_states: bool = False
     gates: tuple[str, ...] = field(init=False)
-    key: str = field(init=False)  # names the cell in operators, which take no Python objects
+    key: str = field(init=False)  # identifies the cell in operators, which do not accept Python objects
 
     def __post_init__(self) -> None:
         for kind in ("states", "input_gates", "recurrent_gates"):
@@ -71,7 +71,7 @@ class Cell:
             CELLS[self.key] = self
 
     def __deepcopy__(self, memo) -> "Cell":
-        return self  # a cell cannot change: copies of a layer share it, its trace and its kernels
+        return self  # a cell is immutable, so copies of a layer share it with its trace and its kernels
 
     def update(self, gates: list[Tensor], states: list[Tensor]) -> tuple[Tensor, ...]:
         """Run one step: return the new states for `gates`, in the order of `self.gates`, and the previous `states`."""
@@ -91,7 +91,7 @@ _KEYS = lock_that_forks_wait_for()
 
 
 def _unused_key(first: str) -> str:
-    """Return `first`, or a numbered key if another cell has it: the digest does not see every difference."""
+    """Return `first`, or a numbered key if another cell has it, because the digest does not show every difference."""
     key, number = first, 1
     while key in CELLS:
         number += 1
@@ -100,9 +100,9 @@ def _unused_key(first: str) -> str:
 
 
 def _digest(cell: Cell) -> str:
-    """Return a digest of the cell's names and of results of its step, rounded to the digits that all machines share.
+    """Return a digest of the cell's names and of results of its step, rounded so that they are equal on all machines.
 
-    It is the same in every process. A digest of the step's code would change with the version of Python.
+    It is the same in every process, whereas a digest of the step's code would depend on the version of Python.
     """
     values = example(len(cell.gates), len(cell.states))
     new = [state for size in (1, 30) for state in cell.update(*([size * x for x in group] for group in values))]

@@ -1,4 +1,4 @@
-"""Scalar graphs: a cell's step for one unit, as operations on single numbers and reductions over the head's units."""
+"""Scalar graphs: the step of a cell for one unit, as operations on numbers and reductions over the units of a head."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,12 +30,12 @@ COMMUTATIVE = frozenset({"add", "mul", "max", "min", "eq", "ne", "and", "or"})
 
 
 class UntraceableCell(ValueError):
-    """The step of a cell uses something that has no scalar graph."""
+    """Error: the step of a cell uses something that has no scalar graph."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One number: an input (`value` is its name), a constant (`value`), or an operator on earlier nodes."""
+    """A number: an input (`value` is its name), a constant (`value`), or an operator on earlier nodes."""
 
     op: str
     args: tuple[int, ...] = ()
@@ -43,7 +43,7 @@ class Node:
 
 
 class Norm(NamedTuple):
-    """A norm over the units, as `reductions.layer_norm` or, not `centered`, `rms_norm` of several values at once."""
+    """A norm over the units of several values at once: `reductions.layer_norm`, or `rms_norm` if not `centered`."""
 
     values: tuple[int, ...]
     normalised: tuple[int, ...]  # the results
@@ -53,9 +53,10 @@ class Norm(NamedTuple):
 
 @dataclass
 class Graph:
-    """Operations in execution order; equal ones are stored once, constants and neutral operands fold away.
+    """Operations in execution order. Equal ones are stored once, and constants and neutral operands are folded.
 
-    A norm's operations are among them. It is also noted as a whole, because its gradient has fewer than a derived one.
+    Norms are stored both as operations and as a whole, because their known gradients have fewer operations than derived
+    ones.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -79,7 +80,7 @@ class Graph:
         return self._insert(Node("const", value=float(value)))
 
     def constant(self, index: int) -> float | None:
-        """Return the value of a node that is a constant; None for others."""
+        """Return the value of a constant node; None for other nodes."""
         node = self.nodes[index]
         return node.value if node.op == "const" else None
 
@@ -146,7 +147,7 @@ class Graph:
         return None
 
     def copy(self, indices: Iterable[int], source: "Graph") -> dict[int, int]:
-        """Copy nodes `indices` of `source` and all they depend on into this graph; return index there -> index here."""
+        """Copy nodes of `source`, and all that they depend on, into this graph; return index there -> index here."""
         here: dict[int, int] = {}
         for index in source.needed(indices):
             here[index] = self.copied(source.nodes[index], here)
@@ -158,7 +159,7 @@ class Graph:
         return self._insert(node) if leaf else self.add(node.op, *(here[a] for a in node.args))
 
     def joined(self, other: "Graph") -> "Graph":
-        """Return a graph with the outputs of both."""
+        """Return a graph with the outputs of both graphs."""
         both = Graph()
         for graph in (self, other):
             here = both.copy(graph.outputs.values(), graph)
@@ -166,11 +167,11 @@ class Graph:
         return both
 
     def extract(self, outputs: Mapping[str, int], inputs: Mapping[int, str] | None = None) -> "Graph":
-        """Return the part of this graph that `outputs` need, as a graph of its own.
+        """Return the part of this graph that `outputs` depend on, as a separate graph.
 
         Args:
             outputs: the nodes of its outputs, by name.
-            inputs: names of the nodes that become inputs of it; None: none.
+            inputs: names of nodes that become its inputs; None means none.
         """
         part, here, names = Graph(), {}, inputs or {}
         for index in self.needed(outputs.values(), given=names):
@@ -190,7 +191,7 @@ class Graph:
         return sorted(seen)
 
     def depending(self, on: Callable[[Node], bool]) -> list[bool]:
-        """Return for every node whether it is, or depends on, one for which `on` is true."""
+        """Return for every node whether `on` is true for it or for a node that it depends on."""
         found: list[bool] = []
         for node in self.nodes:
             found.append(on(node) or any(found[a] for a in node.args))
@@ -198,7 +199,7 @@ class Graph:
 
     @property
     def reduces(self) -> bool:
-        """Return whether an operator sees other units of the head."""
+        """Return whether an operator reads other units of the head."""
         return any(node.op in REDUCTIONS for node in self.nodes)
 
     @property
@@ -209,7 +210,7 @@ class Graph:
 
 
 def moved(norms: Iterable[Norm], here: Mapping[int, int]) -> list[Norm]:
-    """Return the norms of which another graph has all nodes, as that graph's: `here` has them by their nodes."""
+    """Return the norms whose nodes all exist in another graph, as norms of that graph; `here` maps the nodes."""
     return [
         one._replace(values=tuple(here[k] for k in one.values), normalised=tuple(here[k] for k in one.normalised))
         for one in norms

@@ -1,7 +1,8 @@
-"""Takes out of a step what needs no state and no recurrent sum, so that it can be computed for all time steps at once.
+"""Moves the part of a step that depends on no state and no recurrent sum before the time loop (loop hoisting).
 
-An example is the norm of an LSTM's inputs: it leaves the loop, and what the loop gets in place of the inputs are the
-normalised ones. Only steps that reduce over units are worth it: everything else costs less than to write it to memory.
+There it is computed for all time steps at once. An example is the norm of an LSTM's inputs, after which the loop reads
+normalised inputs. Only reductions over units are worth this: other operations take less time than writing their results
+to memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,20 +21,20 @@ from flashrnn.cells.trace import trace, untraceable, without_modes
 
 
 class LoopCell(Cell):
-    """The cell of a time loop that others' values leave: its inputs are stored as gates are, in `residual_dtype`."""
+    """The cell of the remaining time loop. Its inputs are stored like gates, in `residual_dtype`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Hoisted:
     """A cell in two parts.
 
-    cell: the whole one.
-    gates: those of the cell that the first part takes, in the cell's order; among them all that have an input.
-    values: the names of its results. They are gates of `loop` that have an input part alone, and no bias.
-    forward: the first part: gates -> values.
+    cell: the original cell.
+    gates: the gates that the first part reads, in the cell's order; they include all gates with an input.
+    values: the names of the results of the first part, which are gates of `loop` with an input part only and no bias.
+    forward: the first part, gates -> values.
     gradient: gates and `d_<value>` -> `d_<gate>` of every gate.
-    loop: the cell of the time loop. Its gates are the values, and then those of the cell that it needs, in their order;
-        its recurrent gates and states are the cell's.
+    loop: the cell of the time loop. Its gates are the values, followed by the gates of the cell that it needs; its
+        recurrent gates and states are those of the cell.
     """
 
     cell: Cell
@@ -45,15 +46,15 @@ class Hoisted:
 
     @property
     def remaining(self) -> tuple[str, ...]:
-        """Return the gates of the cell that are gates of the loop too."""
+        """Return the gates of the cell that are also gates of the loop."""
         return self.loop.gates[len(self.values) :]
 
 
 @cache
 def hoisted(cell: Cell) -> Hoisted | None:
-    """Return the cell in two parts; None if no reduction leaves the loop, or if the loop would get more inputs.
+    """Return the cell in two parts; None if this moves no reduction, or if the loop would have more inputs.
 
-    None, too, if a gate with an input has a recurrent part: it takes its input in the loop.
+    Return None, too, if a gate with an input also has a recurrent part, because its input is needed in the loop.
     """
     if untraceable(cell) or not trace(cell).reduces or set(cell.input_gates).intersection(cell.recurrent_gates):
         return None
@@ -82,9 +83,9 @@ def hoisted(cell: Cell) -> Hoisted | None:
 
 
 def _regrouped(step: Graph, of_loop: Callable[[Node], bool]) -> Graph:
-    """Return the step with (a + x) + b as (a + b) + x where only x is of the loop, so that one sum leaves it."""
+    """Return the step with (a + x) + b written as (a + b) + x if only x belongs to the loop, to hoist one sum."""
     graph, here, in_loop = Graph(), {}, step.depending(of_loop)
-    sums: dict[int, tuple[int, int]] = {}  # node of `graph` -> what is not of the loop, what is
+    sums: dict[int, tuple[int, int]] = {}  # node of `graph` -> summand outside of the loop, summand inside
     for index in step.needed(step.outputs.values()):
         node = step.nodes[index]
         if node.op == "add" and in_loop[node.args[0]] != in_loop[node.args[1]]:
@@ -102,7 +103,7 @@ def _regrouped(step: Graph, of_loop: Callable[[Node], bool]) -> Graph:
 
 
 def _function(graph: Graph, arguments: Sequence[str], results: Sequence[str]) -> Callable[..., tuple[Tensor, ...]]:
-    """Return the function of tensors `arguments` that a graph is, with its norms as such, for a trace of its own."""
+    """Return a graph as a function of the tensors `arguments`, with norms as single operations, to trace it again."""
     norm_of = {k: norm for norm in graph.norms for k in norm.normalised}
 
     def function(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -137,7 +138,7 @@ def _function(graph: Graph, arguments: Sequence[str], results: Sequence[str]) ->
 
 
 def _gradient(cell: Cell, forward: Graph, gates: tuple[str, ...]) -> Graph:
-    """Return the gradient of the first part, from gates and the gradients of its results."""
+    """Return the gradient of the first part, given gates and the gradients of its results."""
     names = (*gates, *(f"d_{value}" for value in forward.outputs))
     numbers = [torch.tensor(0.5 + 0.01 * k, device="cpu") for k in range(len(names))]
     function = _function(forward, gates, tuple(forward.outputs))

@@ -1,7 +1,7 @@
-"""The gradient of a step, which is linear in the gradients ds_t of its new states, in two parts.
+"""The gradient of a step, split in two parts. It is linear in the gradients ds_t of the new states.
 
-The factors depend on gates and states alone: a kernel computes them before ds_t arrives, off the chain of dependent
-steps. The few multiplications and additions that are left wait for ds_t.
+The factors depend only on gates and states, so that a kernel can compute them before ds_t arrives, off the critical
+path. Only the few remaining multiplications and additions wait for ds_t.
 """
 
 from flashrnn.cells.definition import Cell
@@ -9,7 +9,7 @@ from flashrnn.cells.graph import Graph, UntraceableCell
 
 
 def split(cell: Cell, joint: Graph, cotangents: tuple[str, ...]) -> tuple[Graph, Graph]:
-    """Split `joint` into a graph of factors, free of cotangents, and a graph that is linear in the cotangents."""
+    """Split `joint` into a graph of factors without cotangents, and a graph that is linear in the cotangents."""
     linear = _Linear(cell, joint, cotangents)
     terms = {name: linear.term(index) for name, index in joint.outputs.items()}
     outputs = {name: linear.value(term) for name, term in terms.items()}
@@ -20,10 +20,10 @@ _Term = tuple[int, int] | None  # the product of a node of the backward graph an
 
 
 class _Linear:
-    """Rewrites a graph that is linear in its cotangents: every value is a sum of (node, factor) products.
+    """Rewrites a graph that is linear in its cotangents, such that every value is a sum of products (node, factor).
 
-    Factors are multiplied with each other first, so that one multiplication per product is left when the cotangents
-    arrive.
+    Factors are multiplied with each other first, so that only one multiplication per product remains when the
+    cotangents arrive.
     """
 
     def __init__(self, cell: Cell, joint: Graph, cotangents: tuple[str, ...]):
@@ -92,7 +92,7 @@ class _Linear:
         return self.backward.add("add", self.value(a), self.value(b)), self._one
 
     def value(self, term: _Term) -> int:
-        """Return the node of the backward graph that holds the product."""
+        """Return the node of the backward graph with the value of the product."""
         if term is None:
             return self.backward.const(0)
         node, factor = term

@@ -1,5 +1,4 @@
-"""PyTorch's element-wise operators. Scalar graphs have those in OPERATORS; those in PARTS are recorded as functions of
-simpler ones."""
+"""PyTorch's element-wise operators: OPERATORS exist in scalar graphs, and PARTS are decomposed into simpler ones."""
 
 import math
 from collections.abc import Callable

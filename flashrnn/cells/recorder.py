@@ -1,4 +1,4 @@
-"""Recording of a step on single numbers, operator by operator, as a scalar graph."""
+"""Recording of a step on scalars, operator by operator, as a scalar graph."""
 
 import inspect
 import linecache
@@ -28,7 +28,7 @@ def recorded(
     for name, value in inputs.items():
         recorder.record(value, recorder.graph.input(name))
     try:
-        # in anomaly mode the checks for NaN would be recorded too
+        # in anomaly mode, the checks for NaN would be recorded too
         with torch.autograd.set_detect_anomaly(False), recorder:
             results = function()
     except UntraceableCell as error:
@@ -43,7 +43,7 @@ def recorded(
 
 
 def _line_of_step(cell: Cell, error: Exception) -> str:
-    """Return the line of the step that raised an error, as the end of a message; "" if the gradient raised it."""
+    """Return the line of the step that raised an error, to be appended to a message; "" if the gradient raised it."""
     code = getattr(inspect.unwrap(cell.step), "__code__", None)
     lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code is code]
     if not lines:
@@ -63,7 +63,7 @@ _TAKES_TRUTH = {
 
 
 def _in_parts(function: OpOverload, args: tuple, options: dict) -> Any:
-    """Return the result by simpler operators; NotImplemented if there are none."""
+    """Return the result computed by simpler operators; NotImplemented if there is no decomposition."""
     name = function.overloadpacket.__name__
     if name in PARTS:
         return PARTS[name](*args, **options)
@@ -75,7 +75,7 @@ def _in_parts(function: OpOverload, args: tuple, options: dict) -> Any:
 
 
 class _Recorder(DispatchMode):
-    """Writes PyTorch's operators on 0-dimensional tensors to a graph, also those of the backward pass."""
+    """Records PyTorch's operators on 0-dimensional tensors in a graph, including those of the backward pass."""
 
     def __init__(self, cell: Cell) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Recorder(DispatchMode):
         self._cell = cell
         # by the address of the number: a view shares that of its base, and a tensor changed in place keeps its own
         self._nodes: dict[int, int] = {}
-        self._recorded: list[Tensor] = []  # kept alive, so that no other tensor gets their addresses
+        self._recorded: list[Tensor] = []  # keeps tensors alive, so that their addresses are not reused
 
     def record(self, value: Tensor, node: int) -> None:
         self._nodes[value.data_ptr()] = node
@@ -96,7 +96,7 @@ class _Recorder(DispatchMode):
         node = self._nodes.get(value.data_ptr())
         if node is not None:
             return node
-        if value.ndim:  # results would take its shape
+        if value.ndim:  # results would have its shape
             raise UntraceableCell(
                 f"cell {self._cell.name!r} captures a tensor of shape {list(value.shape)}: make it a number, or a "
                 "tensor without dimensions"
@@ -131,7 +131,7 @@ class _Recorder(DispatchMode):
         return parts
 
     def _node(self, name: str, args: tuple, options: dict, result: Tensor) -> int | None:
-        """Return what the operator does to numbers; None if a graph has no such operator."""
+        """Return the node of the operator's result; None if graphs have no such operator."""
         if name in OPERATORS:
             operands = [self.operand(a) for a in args]
             others = {key: value for key, value in options.items() if value is not None}
@@ -175,7 +175,7 @@ class _Recorder(DispatchMode):
 
 
 def _add(graph: Graph, op: str, operands: list[int]) -> int:
-    """Add `op` as `graph.add` does, with truth values as 0 and 1 where it takes numbers, and the reverse."""
+    """Add `op` like `graph.add`, converting truth values to 0 and 1 and numbers to truth values where necessary."""
     truths = _TAKES_TRUTH.get(op, ())
     return graph.add(op, *((_as_truth if k in truths else _as_number)(graph, a) for k, a in enumerate(operands)))
 

@@ -1,4 +1,4 @@
-"""The cells of a process, found by name, by key and, when they are unpickled, by definition."""
+"""The cells of a process, which are found by name, by key or, in unpickling, by definition."""
 
 import copyreg
 import warnings
@@ -40,10 +40,10 @@ def register_built_in(cell: Cell) -> Cell:
 
 
 def get_cell(function: str | Cell) -> Cell:
-    """Return the cell itself, the registered cell of that name, or the cell that "module.name" imports.
+    """Return the given cell, the registered cell of this name, or the cell "module.name", importing its module.
 
     Raises:
-        ValueError: there is no cell of that name.
+        ValueError: there is no cell of this name.
         TypeError: `function` is neither a name nor a cell.
     """
     if isinstance(function, Cell):
@@ -69,7 +69,7 @@ def registered_cells() -> tuple[str, ...]:
 
 
 def cell_of_key(key: str) -> Cell:
-    """Return the cell of a `Cell.key`, which may come from another process, with an exported program."""
+    """Return the cell with a `Cell.key`, which may come from another process through an exported program."""
     if key in CELLS:
         return CELLS[key]
     first = key.rpartition("#")[0]
@@ -85,7 +85,7 @@ def cell_of_key(key: str) -> Cell:
 
 
 def _reduced(cell: Cell) -> tuple[Callable, tuple]:
-    """Return what pickle stores for a cell: its name if that finds the cell, otherwise its definition."""
+    """Return what pickle stores for a cell: its name if the cell can be found by it, otherwise its definition."""
     by_name = _REGISTRY.get(cell.name) is cell and not _importable(cell.step)
     if by_name or cell.name in _BUILT_IN:
         return get_cell, (cell.name,)
@@ -108,7 +108,7 @@ def _definition(cell: Cell) -> tuple:
 
 
 def _unpickled(*definition) -> Cell:
-    """Return this process's cell of that definition, with its trace and kernels, or a new one."""
+    """Return this process's cell with the same definition, to share its trace and kernels, or a new one."""
     return next((cell for cell in CELLS.values() if _same(_definition(cell), definition)), None) or Cell(*definition)
 
 

@@ -1,10 +1,10 @@
-"""What a forward stores for the gradient of a step that reduces over units, so that its backward reduces less.
+"""Statistics that a forward pass stores for the gradient of a step with reductions, so that its backward has fewer.
 
-Statistics are values that are the same in all units of a head and depend on gates and states alone, such as means and
-reciprocal deviations. A gate that the gradient needs as (gate - mean) * scale alone is stored in this form. The gate
-itself would be rounded, and where its mean is large, less the exact mean it would be far from what the forward has
-computed with. A state that the step reduces over units itself, as in a norm of an LSTM's c, is read as it was stored
-after the step, which is in the state dtype for this reason (`problem.aux_dtype`).
+Statistics are values that are equal in all units of a head and depend only on gates and states, such as means and
+reciprocal deviations. A gate that the gradient only needs as (gate - mean) * scale is stored in this form. If the gate
+itself were stored, it would be rounded; with a large mean, the rounded gate minus the exact mean would differ much from
+the value that the forward pass has used. A state that the step reduces over units, as in a norm of an LSTM's c, is read
+as it was stored after the step. It is therefore stored in the state dtype (`problem.aux_dtype`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,15 +21,15 @@ class Normalised(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What is stored for a gradient.
+    """The stored values of a gradient.
 
     forward: gates, previous states and `after_<state>` -> `statistic<k>` in order, and `stored_<gate>` for every
         normalised gate.
-    gradient: gates, normalised ones as `stored_<gate>`, previous states, `after_<state>`, statistics and
+    gradient: gates (normalised ones as `stored_<gate>`), previous states, `after_<state>`, statistics and
         `d_new_<state>` -> `d_<gate>` for every gate and `d_<state>` for every previous state.
     after: the states that the step itself reduces over units.
-    needed: how many of the statistics, the first ones, `gradient` takes. Others are there to undo normalisations.
-    normalised: by the gate's name.
+    needed: the number of statistics, from the first on, that `gradient` reads. Others serve to undo normalisations.
+    normalised: normalised gates by name.
     """
 
     forward: Graph
@@ -45,10 +45,10 @@ class Statistics(NamedTuple):
 
 
 def statistics_of(step: Graph, joint: Graph, gates: Sequence[str], states: Sequence[str]) -> Statistics:
-    """Return what to store for `joint`, the gradient of a `step` from its gates, states and `d_new_<state>`.
+    """Return what to store for `joint`, the gradient of `step` as a function of gates, states and `d_new_<state>`.
 
-    Of a chain of operations on values that are the same in all units the last ones are taken: the reciprocal deviation,
-    not the variance.
+    In a chain of operations on values that are equal in all units, the last ones are stored: the reciprocal deviation,
+    and not the variance.
     """
     cotangents = [f"d_new_{state}" for state in states]
     after = tuple(state for state in states[1:] if _reduces_over(step, step.outputs[f"new_{state}"]))
@@ -71,7 +71,7 @@ def statistics_of(step: Graph, joint: Graph, gates: Sequence[str], states: Seque
 
 
 def storing(step: Graph, statistics: Statistics) -> Graph:
-    """Return `step` with what it stores as further outputs."""
+    """Return `step` with the stored values as further outputs."""
     whole = Graph()
     new = whole.copy(step.outputs.values(), step)
     whole.outputs = {name: new[index] for name, index in step.outputs.items()}
@@ -89,8 +89,11 @@ def _reduces_over(step: Graph, index: int) -> bool:
 
 
 def _storable(joint: Graph, cotangents: Sequence[str]) -> set[int]:
-    """Return the nodes that may be statistics. A gradient compares what `max` has given with gates and states as they
-    were stored, which are rounded: so it has to take the maximum of these."""
+    """Return the nodes that may be statistics.
+
+    Results of `max` may not, because the gradient compares them with stored gates and states, which are rounded: it
+    must compute the maximum of these again.
+    """
     excluded: list[bool] = []
     storable = set()
     for index, node in enumerate(joint.nodes):
@@ -102,10 +105,10 @@ def _storable(joint: Graph, cotangents: Sequence[str]) -> set[int]:
 
 
 def _needed_statistics(joint: Graph, storable: set[int], normalised: Iterable[int]) -> set[int]:
-    """Return the statistics that the gradient takes.
+    """Return the statistics that the gradient reads.
 
-    None is a term of a sum with what the gradient computes: it does so from what was rounded, and where the mean is
-    large, it is not the forward's.
+    Statistics that are added to values computed by the gradient are excluded. Such values are computed from rounded
+    numbers, and if the mean is large, they differ from those of the forward pass.
     """
     storable = set(storable)
     while True:
@@ -123,7 +126,7 @@ def _is_after(joint: Graph, index: int) -> bool:
 
 
 def _normalised(joint: Graph, gates: Sequence[str], storable: set[int]) -> dict[int, tuple[int, int | None]]:
-    """Return the nodes (gate - mean) * scale that are all that the gradient needs of a gate, with scale and mean."""
+    """Return the nodes (gate - mean) * scale that are the only use of a gate in the gradient, with scale and mean."""
     users: dict[int, list[int]] = {}
     for index in joint.needed(joint.outputs.values(), given=storable):
         if index not in storable:
@@ -144,7 +147,7 @@ def _normalised(joint: Graph, gates: Sequence[str], storable: set[int]) -> dict[
 
 
 def _gate_of(graph: Graph, index: int, gates: Sequence[str]) -> str:
-    """Return the gate that a normalised one is made of."""
+    """Return the gate from which a normalised gate is computed."""
     node = graph.nodes[index]
     if node.op == "input":
         return str(node.value)

@@ -29,7 +29,7 @@ class Trace:
     factors: gates and previous states -> `factor<k>`.
     backward: `factor<k>` and `d_new_<state>` -> `d_<gate>` for every gate and `d_<state>` for every previous state.
     gradient: gates, previous states and `d_new_<state>` -> the same as `backward`, in fewer operations.
-    statistics: what a forward may store for the gradient, and the gradient from that.
+    statistics: values that a forward pass may store for the gradient, and the gradient that uses them.
     """
 
     forward: Graph
@@ -45,16 +45,16 @@ class Trace:
 
 
 def trace(cell: Cell, dtype: torch.dtype = torch.float32) -> Trace:
-    """Return the scalar graphs of `cell`; raise UntraceableCell, which names the operator without a scalar form.
+    """Return the scalar graphs of `cell`; raise UntraceableCell if an operator has no scalar form.
 
-    A step may choose its constants by the dtype of its arguments. That is float64 for `dtype` float64 and float32 for
-    all others, because kernels compute in float32 for half types too.
+    A step may choose constants depending on the dtype of its arguments. In the trace this is float64 for `dtype`
+    float64, and otherwise float32, because kernels also compute in float32 for half types.
     """
     return _traced(cell, torch.float64 if dtype == torch.float64 else torch.float32)
 
 
 def untraceable(cell: Cell) -> str | None:
-    """Return why the cell has no scalar graphs, and hence no printed kernels; None if it has."""
+    """Return why the cell has no scalar graphs, and therefore no printed kernels; None if it has."""
     try:
         trace(cell)
     except UntraceableCell as reason:
@@ -63,7 +63,7 @@ def untraceable(cell: Cell) -> str | None:
 
 
 def not_element_wise(cell: Cell) -> str | None:
-    """Return why kernels that compute every unit alone cannot serve the cell; None if they can."""
+    """Return why kernels that compute every unit separately do not support the cell; None if they do."""
     if (reason := untraceable(cell)) or not trace(cell).reduces:
         return reason
     return (
@@ -74,7 +74,7 @@ def not_element_wise(cell: Cell) -> str | None:
 
 @cache
 def reduces_states(cell: Cell) -> bool:
-    """Return whether the step reduces over units what it computes from states other than the first one."""
+    """Return whether the step reduces values over units that depend on states other than the first one."""
     if untraceable(cell):
         return False
     graph = trace(cell).forward
@@ -88,10 +88,10 @@ def _traced(cell: Cell, dtype: torch.dtype) -> Trace:
 
 
 def without_modes(function: Callable[..., _Result], *arguments: object) -> _Result:
-    """Return what a function that traces returns in a new thread, which does not have the caller's modes.
+    """Wrap a function that traces so that it runs in a new thread, which does not have the caller's modes.
 
-    So a trace is the same in inference mode, without gradients and under autocast, and works within an operator of a
-    compiled model, where PyTorch's tracing modes do not nest.
+    A trace is then the same in inference mode, without gradients and under autocast, and it works inside of an operator
+    of a compiled model, where PyTorch's tracing modes cannot be nested.
     """
     with _TRACING, ThreadPoolExecutor(1) as thread:
         return thread.submit(function, *arguments).result()
@@ -110,7 +110,7 @@ def _make_trace(cell: Cell, dtype: torch.dtype) -> Trace:
 def _record(cell: Cell, dtype: torch.dtype) -> Trace:
     names = (*cell.gates, *cell.states)
     cotangents = tuple(f"d_new_{state}" for state in cell.states)
-    # 0-dimensional, which keeps shapes out of the graphs, and away from zero, where steps may branch.
+    # 0-dimensional, to keep shapes out of the graphs, and different from zero, where steps may branch.
     values = [torch.tensor(0.5 + 0.01 * k, dtype=dtype, device="cpu") for k in range(len(names) + len(cotangents))]
     primals, tangents = values[: len(names)], values[len(names) :]
     new = recorded(
@@ -136,7 +136,7 @@ def _new_states(cell: Cell, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
 def _gradients(cell: Cell, values: Sequence[Tensor], cotangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
     values = [value.detach().requires_grad_() for value in values]
     new = _new_states(cell, values)
-    # One scalar that depends on every value: otherwise autograd imports modules that take longer than the trace.
+    # One scalar that depends on all values, because otherwise autograd imports modules, which would take too long.
     total = sum(n * d for n, d in zip(new, cotangents, strict=True)) + sum(0.0 * value for value in values)
     return torch.autograd.grad(total.sum() if total.ndim else total, values)
 
@@ -145,9 +145,9 @@ _NUMBERS = (0.0, 1e-3, -1e-3, 0.3, -0.7, 1.0, -1.0, 2.5, -4.0, 30.0, -30.0, 1e3,
 
 
 def _points(values: int, cotangents: int) -> Tensor:
-    """Return [values + cotangents, points]: small, large and equal numbers of both signs.
+    """Return test points [values + cotangents, points] with small, large and equal numbers of both signs.
 
-    No cotangent is 0, which would hide mistakes.
+    No cotangent is 0, which could hide mistakes.
     """
     generator = torch.Generator().manual_seed(0)
     equal = torch.arange(len(_NUMBERS)).expand(values, -1)
@@ -158,7 +158,7 @@ def _points(values: int, cotangents: int) -> Tensor:
 
 
 def _check(cell: Cell, made: Trace, dtype: torch.dtype) -> None:
-    """Raise UntraceableCell if the graphs differ from the step and its gradient, as a new PyTorch may cause."""
+    """Raise UntraceableCell if the graphs differ from the step and its gradient, which a new PyTorch might cause."""
     points = _points(len(cell.gates) + len(cell.states), len(cell.states))
     if made.reduces:  # over the last axis
         points = points.unflatten(1, (-1, 3))
@@ -180,10 +180,11 @@ def _check(cell: Cell, made: Trace, dtype: torch.dtype) -> None:
 
 
 def _compared(cell: Cell, made: Trace, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return new states and gradients [outputs, ...] at `points` [values, ...] by the graphs and by the step, and where
-    they differ.
+    """Return new states and gradients [outputs, ...] at `points` [values, ...], from the graphs and from the step.
 
-    Numbers near overflow are not compared: graphs multiply in another order, and in them 0 * x is 0 for every x.
+    The third result is a mask of where the two differ.
+
+    Numbers near overflow are not compared, because graphs multiply in another order, and simplify 0 * x to 0.
     """
     values, cotangents = points.split((len(cell.gates) + len(cell.states), len(cell.states)))
     theirs = torch.stack([*_new_states(cell, values), *_gradients(cell, values, cotangents)]).detach().to(points)
