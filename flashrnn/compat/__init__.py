@@ -1,1 +1,1 @@
-"""How other packages call a recurrence: their functions and layouts, computed by this one."""
+"""The interfaces of other packages, with their functions and layouts, computed by this one."""

@@ -1,6 +1,6 @@
-"""The calls of FlashRNN 1.0.8 on PyPI (https://github.com/NX-AI/flashrnn), computed by this package.
+"""The interface of FlashRNN 1.0.8 on PyPI (https://github.com/NX-AI/flashrnn), computed by this package.
 
-`from flashrnn.compat.nxai import FlashRNNConfig, flashrnn` takes the place of its `from flashrnn import ...`.
+Import `FlashRNNConfig` and `flashrnn` from `flashrnn.compat.nxai` instead of its package.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""ConstrINT: a solver for small integer constraint problems as they come up in the tiling of kernels.
+"""ConstrINT: a solver for small integer constraint problems, such as the choice of a tiling for a kernel.
 
 from flashrnn.constrint import ConstraintProblem, ceil_div
 

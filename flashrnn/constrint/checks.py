@@ -1,10 +1,10 @@
-"""Conditions compiled to Python functions that say whether they can still hold for given bounds of the variables.
+"""Conditions compiled to Python functions that decide whether they can still hold for given bounds of the variables.
 
 A test is a function of three lists over the variables: smallest value L, largest value H, divisor S. It returns False
-only if no choice of values within them satisfies its condition, and decides exactly when every L = H. Bounds only widen
-when an L falls or an H rises, and then a test can only turn from False to True. So a test that reads L but not H of
-some variable is monotone in it: with that variable fixed, True up to some value and False beyond. Propagation finds
-that value by bisection; which of L, H, S a test reads is recorded while its source is written.
+only if no values within these bounds satisfy its condition, and its result is exact if every L = H. If an L falls or an
+H rises, bounds widen, and a test can only change from False to True. A test that reads L but not H of some variable is
+therefore monotone in this variable: it is True up to some value and False beyond it. Propagation finds this value by
+bisection. Which of L, H, S a test reads is recorded while its source is written.
 
 Compiling costs about 40 µs per condition, a test 0.1 to 0.5 µs.
 """
@@ -23,17 +23,17 @@ from .source import Bounds, Source, compile_functions
 Test = Callable[[Bounds, Bounds, Bounds], bool]
 Objective = Callable[[Bounds, Bounds, Bounds], tuple[int, ...]]
 
-UP_TO, FROM, ANY = "up to", "from", "any"  # which values of one variable a test can let pass
+UP_TO, FROM, ANY = "up to", "from", "any"  # the sets of values of one variable that can pass a test
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A compiled test and what is known of it.
+    """A compiled test and its properties.
 
-    shapes: the variables it reads, each with the shape of the values that pass.
+    shapes: the variables that it reads, each with the shape of the set of values that pass.
     reads: (list, variable) for each of L, H, S that it reads.
-    one_sided: every variable is read at one end only; test(H, L, S) then says whether all values left satisfy it.
-    sleeps: it removes no value while more than one of its variables is undecided.
+    one_sided: every variable is read at one end only; test(H, L, S) is then True if all remaining values satisfy it.
+    sleeps: it removes no values while more than one of its variables is undecided.
     """
 
     test: Test
@@ -44,7 +44,7 @@ class Check:
 
 
 def compile_conditions(conditions: Sequence[Condition], position: Mapping[Variable, int]) -> list[list[Check]]:
-    """Return for each condition the checks that it consists of; `position` says where in L, H, S a variable stands."""
+    """Return the checks of each condition; `position` gives the index of each variable in L, H and S."""
     sources = []
     for number, condition in enumerate(conditions):
         for part in _parts(condition):
@@ -58,7 +58,7 @@ def compile_conditions(conditions: Sequence[Condition], position: Mapping[Variab
 
 
 def compile_objective(expressions: tuple[Expression, ...], position: Mapping[Variable, int]) -> Objective:
-    """Return the function that gives the lower bounds of the expressions."""
+    """Return a function that computes the lower bounds of the expressions."""
     source = Source(position)
     sides = "".join(f"{source.side(expression, False)}, " for expression in expressions)
     function: Objective = compile_functions([(source.lines, f"({sides})")])[0]
@@ -74,7 +74,7 @@ def _check(test: Test, reads: set[tuple[str, int]], sleeps: bool) -> Check:
 
 
 def _parts(condition: Condition) -> Iterator[Callable[[Source], str]]:
-    """Return a condition as tests that all have to pass: small ones prune more, and fewer events wake each."""
+    """Split a condition into tests that all have to pass. Small tests prune more and have to run less often."""
     if isinstance(condition, AllOf):
         for part in condition.parts:
             yield from _parts(part)
@@ -90,7 +90,7 @@ def _parts(condition: Condition) -> Iterator[Callable[[Source], str]]:
 
 
 def _can_hold(source: Source, condition: Condition) -> str:
-    """Return the source of whether a condition can hold."""
+    """Return the source of an expression that decides whether a condition can hold."""
     if isinstance(condition, AllOf | AnyOf):
         word = " and " if isinstance(condition, AllOf) else " or "
         return f"({word.join(_can_hold(source, part) for part in condition.parts)})"
@@ -115,13 +115,13 @@ def _comparison(source: Source, condition: Comparison) -> str:
 
 
 def _equal_multiple(source: Source, left: Expression, right: Expression) -> str:
-    """Return the source of whether both sides' ranges share a number that their divisors divide."""
+    """Return the source of a check whether the ranges of both sides share a multiple of their divisors."""
     (a, b), (c, d) = source.ends(left), source.ends(right)
     return f"shares_multiple(max({a}, {c}), min({b}, {d}), {source.divisor(left)}, {source.divisor(right)})"
 
 
 def is_divisibility(condition: Comparison) -> bool:
-    """Return whether it reads a % b == 0."""
+    """Return whether the condition has the form a % b == 0."""
     return condition.relation == "==" and isinstance(condition.left, Remainder) and condition.right.bounds == (0, 0)
 
 
@@ -143,7 +143,7 @@ def _common_divisor(expression: Expression) -> int:
 
 
 def _only_inequations(condition: Condition) -> bool:
-    """Return whether it consists of != alone; each of those says nothing until both its sides have one value."""
+    """Return whether the condition consists of != only, which removes nothing until both sides have one value."""
     if isinstance(condition, AnyOf):
         return all(_only_inequations(part) for part in condition.parts)
     return isinstance(condition, Comparison) and condition.relation == "!="

@@ -1,4 +1,4 @@
-"""Conditions on integers: conjunctions (`&`, `all_of`) and alternatives (`|`, `any_of`) of whatever may hold or not."""
+"""Conditions on integers: conjunctions (`&`, `all_of`) and alternatives (`|`, `any_of`) of comparisons."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from .text import AND, COMPARISON, OR, PAPER, PYTHON, Style, bracketed
 
 
 class Condition(ABC):
-    """Something that holds or does not once every variable has a value."""
+    """A condition, which is true or false once every variable has a value."""
 
     __slots__ = ()
 
     @abstractmethod
     def write(self, style: Style) -> tuple[str, int]:
-        """Return its text, and how tightly its outermost operator binds (`text.ATOM` the most)."""
+        """Return the text, and the precedence of its outermost operator (`text.ATOM` is the highest)."""
 
     def __and__(self, other: Condition) -> Condition:
         return all_of(self, other)
@@ -48,7 +48,7 @@ class AllOf(_Several):
     __slots__ = ()
 
     def write(self, style: Style) -> tuple[str, int]:
-        # Python's & binds tighter than a comparison, so its parts are always bracketed there.
+        # In Python, & has a higher precedence than comparisons, so its operands are always in brackets.
         at_least = COMPARISON if style.paper else COMPARISON + 1
         return style.both.join(bracketed(part, at_least, style) for part in self.parts), AND
 

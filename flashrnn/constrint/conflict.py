@@ -1,4 +1,4 @@
-"""Why a problem has no solution: a smallest set of constraints that exclude each other, in words and numbers."""
+"""The reason why a problem has no solution: a minimal set of constraints that exclude each other, in words."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .text import with_unit
 
 
 class Infeasible(Exception):
-    """No values of the variables satisfy all constraints.
+    """Error: no values of the variables satisfy all constraints.
 
-    `conflict` names constraints that exclude each other, and no longer do when any one of them is left out; the message
-    says of each what it asks for and how near the others let it come. Both are worked out when first asked for, so that
-    code that only wants to know whether there is a solution does not wait for the reason.
+    `conflict` contains the names of constraints that exclude each other; without any one of them, the others have a
+    solution. The message gives, for each of them, what it needs and how close the others allow it to come. Both are
+    computed on first use, so that code that only needs to know whether there is a solution does not wait for them.
     """
 
     def __init__(self, model: Model) -> None:
@@ -35,7 +35,7 @@ class Infeasible(Exception):
 
     @cached_property
     def summary(self) -> str:
-        """Return the message without formulas, for those who do not know the problem's variables."""
+        """Return the message without formulas, for readers who do not know the variables of the problem."""
         return self._text(formulas=False)
 
     def _text(self, *, formulas: bool) -> str:
@@ -60,10 +60,11 @@ class Infeasible(Exception):
 
 
 def minimal_conflict(model: Model) -> tuple[Constraint, ...]:
-    """Return an irreducible infeasible subset of an infeasible model's constraints, by deletion.
+    """Return an irreducible infeasible subset of the constraints of an infeasible model, found by deletion.
 
-    Starts from the constraints that removed a value during a search that found nothing, since together they prove it;
-    then leaves out one after the other where that still gives no solution. One search per constraint of the start.
+    It starts from the constraints that removed values during the unsuccessful search, because these prove that there is
+    no solution. It then removes one constraint after another if there is still no solution. This takes one search per
+    constraint.
     """
     core = _refutation(model.constraints, model.variables)
     assert core is not None, "the model has a solution"
@@ -74,7 +75,7 @@ def minimal_conflict(model: Model) -> tuple[Constraint, ...]:
 
 
 def _refutation(constraints: Sequence[Constraint], variables: Sequence[Variable]) -> list[Constraint] | None:
-    """Return the constraints that removed values on the way to no solution; None if there is a solution."""
+    """Return the constraints that removed values in an unsuccessful search; None if there is a solution."""
     model = Model(variables, constraints)
     if next(model.solutions(), None) is not None:
         return None
@@ -82,7 +83,7 @@ def _refutation(constraints: Sequence[Constraint], variables: Sequence[Variable]
 
 
 def _described(constraint: Constraint, others: Model) -> str:
-    """Return the name of a constraint in a conflict, and how near the others let it come."""
+    """Return the name of a constraint in a conflict, and how close the others allow it to come."""
     condition = constraint.condition
     gap = None
     if isinstance(condition, Comparison) and not is_divisibility(condition):
@@ -91,7 +92,7 @@ def _described(constraint: Constraint, others: Model) -> str:
 
 
 def _gap(condition: Comparison, unit: str, others: Model) -> str | None:
-    """Return how near its two sides come where the others hold; None if no side is always the larger."""
+    """Return how close the two sides come if the other constraints hold; None if neither is always the larger."""
     left, relation, right = condition.left, condition.relation, condition.right
     if relation in ("<=", "<", "=="):
         a, b = _nearest(left, right, others)
@@ -107,13 +108,13 @@ def _gap(condition: Comparison, unit: str, others: Model) -> str | None:
 
 
 def _nearest(larger: Expression, smaller: Expression, others: Model) -> tuple[int, int]:
-    """Return the two sides where the larger exceeds the smaller by the least."""
+    """Return the values of both sides at their smallest difference."""
     values = next(others.best((larger - smaller,)))
     return larger.evaluate(values), smaller.evaluate(values)
 
 
 def _choices(condition: Condition, others: Model) -> str:
-    """Return what the others leave to the variables of a condition."""
+    """Return a text on the domains that the other constraints leave to the variables of a condition."""
     domains = others.domains() or {}
     names = [variable for variable in dict.fromkeys(variables_of(condition)) if len(variable.domain) > 1]
     choices = [f"{name} {domain_text(domains[name])}" for name in names]

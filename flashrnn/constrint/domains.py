@@ -1,6 +1,6 @@
-"""What a variable may be: a range with a step where possible, a sorted tuple where there are holes.
+"""The domain of a variable: a range with a step if possible, or a sorted tuple if there are gaps.
 
-Both slice and bisect alike, so that everything else treats them alike; a range stays small however long it is.
+Both support slicing and bisection, so that other code need not distinguish them. A range needs constant memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Domain = range | tuple[int, ...]
 
 
 def make_domain(name: str, values: int | Iterable[int]) -> Domain:
-    """Return the values sorted and without repetitions; as a range if their distance is constant."""
+    """Return the values sorted and without duplicates, as a range if they are equally spaced."""
     if isinstance(values, range) and values:
         return values if values.step > 0 else values[::-1]
     if not isinstance(values, Iterable | int):
@@ -22,12 +22,12 @@ def make_domain(name: str, values: int | Iterable[int]) -> Domain:
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"variable '{name}': {value!r} is not an integer")
     if not items:
-        raise ValueError(f"variable '{name}' has no value to take: its domain is empty")
+        raise ValueError(f"variable '{name}' has an empty domain")
     return compact(tuple(sorted(set(items))))
 
 
 def compact(values: tuple[int, ...]) -> Domain:
-    """Return the range with these sorted values, if there is one."""
+    """Return the sorted values as a range if they are equally spaced."""
     step = values[1] - values[0] if len(values) > 1 else 1
     whole = range(values[0], values[-1] + 1, step)
     return whole if len(whole) == len(values) and tuple(whole) == values else values
@@ -39,7 +39,7 @@ def divisor(domain: Domain) -> int:
 
 
 def domain_text(domain: Domain) -> str:
-    """Return a domain as on paper: "= 4", "∈ {2, 4, 8}", or the ends with an ellipsis between."""
+    """Return a domain as text: "= 4", "∈ {2, 4, 8}", or its ends with an ellipsis in between."""
     if len(domain) == 1:
         return f"= {domain[0]}"
     if len(domain) <= 6:

@@ -1,5 +1,4 @@
-"""Integer expressions over variables, and comparisons of them: made by Python operators, inspectable as nodes, with
-bounds and readable text."""
+"""Integer expressions over variables, and their comparisons: trees built by Python operators, with bounds and text."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from .text import ATOM, COMPARISON, PAPER, POWER, PRODUCT, PYTHON, SIGN, SUM, St
 class Expression(ABC):
     """An integer that depends on variables.
 
-    `+ - * // % **` build expressions, `<= < >= > == !=` conditions. `bounds` contains every value it can take.
+    `+ - * // % **` build expressions, and `<= < >= > == !=` conditions. `bounds` are bounds of all possible values.
     """
 
     __slots__ = ("bounds",)
@@ -28,11 +27,11 @@ class Expression(ABC):
 
     @abstractmethod
     def evaluate(self, values: Mapping[Variable, int]) -> int:
-        """Return its value once every variable has one."""
+        """Return the value of the expression for these values of the variables."""
 
     @abstractmethod
     def write(self, style: Style) -> tuple[str, int]:
-        """Return its text, and how tightly its outermost operator binds (`text.ATOM` the most)."""
+        """Return the text, and the precedence of its outermost operator (`text.ATOM` is the highest)."""
 
     def __add__(self, other: Operand) -> Expression:
         return _sum(self, as_expression(other))
@@ -96,7 +95,7 @@ class Expression(ABC):
     def __ne__(self, other: Operand) -> Comparison:  # type: ignore[override]
         return Comparison(self, "!=", as_expression(other))
 
-    __hash__ = object.__hash__  # by identity, since == builds a condition
+    __hash__ = object.__hash__  # by identity, because == builds a condition
 
     def __bool__(self) -> bool:
         raise TypeError(f"'{self}' has no value until it is solved: compare it, as in {self} != 0, and add that")
@@ -135,7 +134,7 @@ class Constant(Expression):
 
 
 class Variable(Expression):
-    """An unknown; made by `ConstraintProblem.variable`."""
+    """An unknown, created by `ConstraintProblem.variable`."""
 
     __slots__ = ("domain", "meaning", "name", "prefer", "unit")
 
@@ -194,7 +193,7 @@ class Product(Expression):
 
 
 class Power(Expression):
-    """base ** exponent: a constant exponent >= 0, or any exponent >= 0 of a base >= 1."""
+    """base ** exponent, with exponent >= 0; the exponent must be constant unless base >= 1."""
 
     __slots__ = ("operands",)
 
@@ -265,7 +264,7 @@ class Remainder(Expression):
 
 
 class Comparison(Condition):
-    """left `relation` right, the relation being one of <=, <, >=, >, ==, !=."""
+    """A comparison: left `relation` right, where the relation is one of <=, <, >=, >, ==, !=."""
 
     __slots__ = ("left", "relation", "right")
 

@@ -1,4 +1,4 @@
-"""Functions of integer expressions that Python has no operator for."""
+"""Functions of integer expressions for which Python has no operator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Extremum(Expression):
 
 
 class Lookup(Expression):
-    """The table's value at the variable's value."""
+    """The entry of a table for the value of a variable."""
 
     __slots__ = ("operands", "table")
 
@@ -70,7 +70,7 @@ def maximum(*operands: Operand) -> Expression:
 def lookup(variable: Variable, table: Mapping[int, int]) -> Expression:
     """Return table[variable], for measured numbers; the table needs an entry for each value of the variable."""
     if not isinstance(variable, Variable):
-        raise TypeError(f"lookup: {variable!r} is not a variable; name the quantity by a variable of its own")
+        raise TypeError(f"lookup: {variable!r} is not a variable; define a variable for this quantity")
     return Lookup(variable, table)
 
 

@@ -1,4 +1,4 @@
-"""A fixed set of variables and compiled constraints: what is propagated, searched and examined for conflicts."""
+"""A fixed set of variables and compiled constraints, on which propagation, search and conflict analysis work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Values = dict[Variable, int]
 
 @dataclass(slots=True, eq=False)
 class Constraint:
-    """A named condition and the unit of its two sides; its checks once a model with it was made."""
+    """A named condition with the unit of its two sides, and its checks after a model has been made with it."""
 
     name: str
     condition: Condition
@@ -30,7 +30,7 @@ class Constraint:
 
     @property
     def text(self) -> str:
-        """Return the condition as on paper, a constant limit with its unit."""
+        """Return the condition as text, with the unit of a constant limit."""
         condition = self.condition
         if isinstance(condition, Comparison) and isinstance(condition.right, Constant) and self.unit:
             relation = PAPER.relations[condition.relation]
@@ -39,7 +39,7 @@ class Constraint:
 
 
 class Model:
-    """Variables and constraints; every call starts from the variables' whole domains."""
+    """Variables and constraints. Every call starts from the full domains of the variables."""
 
     def __init__(self, variables: Sequence[Variable], constraints: Sequence[Constraint]) -> None:
         self.variables, self.constraints = tuple(variables), tuple(constraints)
@@ -51,10 +51,10 @@ class Model:
         self.network = Network(len(variables), [constraint.checks or [] for constraint in constraints])
 
     def __reduce__(self):
-        return Model, (self.variables, self.constraints)  # the network has functions compiled here
+        return Model, (self.variables, self.constraints)  # compiled functions cannot be pickled
 
     def propagated(self) -> State | None:
-        """Return the domains after propagation of every constraint, or None if one of them is left empty."""
+        """Return the domains after propagation of all constraints, or None if a domain becomes empty."""
         state = State.of([variable.domain for variable in self.variables])
         return state if self.network.propagate(state) else None
 
@@ -69,7 +69,7 @@ class Model:
             yield from map(self._values, self._search(order).depth_first(state))
 
     def best(self, objective: tuple[Expression, ...], order: Sequence[Variable] = ()) -> Iterator[Values]:
-        """Yield all solutions, the one with the smallest objective first."""
+        """Yield all solutions in the order of the objective, the smallest first."""
         state = self.propagated()
         if state is not None:
             bound = compile_objective(objective, self._position)

@@ -1,4 +1,4 @@
-"""A problem: named variables and constraints; its solutions, its optimum, or the reason why there is none."""
+"""Problems with named variables and constraints: their solutions and optima, or the reason why there are none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Objective = Operand | tuple[Operand, ...]
 
 
 class Solution(Mapping[str, int]):
-    """A value for each variable, by name or by variable; `value` gives that of any expression of them."""
+    """The values of all variables, by name or by variable; `value` returns that of any expression of them."""
 
     def __init__(self, values: Mapping[Variable, int]) -> None:
         self._values = dict(values)
@@ -71,9 +71,9 @@ class ConstraintProblem:
         unit: str = "",
         prefer: Literal["smallest", "largest"] = "smallest",
     ) -> Variable:
-        """Return a new unknown: one of the values (a range, a list), or a known quantity if it is one integer.
+        """Return a new variable with these possible values (a range or a list), or a known quantity (an integer).
 
-        `prefer` is the end of the domain that search tries first, and so decides between equally good solutions.
+        `prefer` is the end of the domain that search tries first; it decides between equally good solutions.
         """
         if not name.isidentifier():
             raise ValueError(
@@ -88,7 +88,7 @@ class ConstraintProblem:
         return variable
 
     def add(self, name: str, condition: Condition, *, unit: str = "") -> None:
-        """Demand a condition. The name and the unit of its two sides appear when it cannot be met."""
+        """Add a constraint. Its name and the unit of its two sides appear in messages if it cannot be satisfied."""
         if not name or name in self._constraints:
             raise ValueError(f"there is a constraint '{name}' already" if name else "a constraint needs a name")
         if not isinstance(condition, Condition):
@@ -97,7 +97,7 @@ class ConstraintProblem:
         self._constraints[name] = Constraint(name, condition, unit)
 
     def exclude(self, solution: Solution, *variables: Variable) -> None:
-        """Rule out a solution, and all that agree with it on the given variables if there are any."""
+        """Exclude a solution. With `variables`, exclude all solutions with the same values of these variables."""
         missing = [
             variable for variable in self._own(variables or self.variables, "exclude") if variable not in solution
         ]
@@ -108,7 +108,7 @@ class ConstraintProblem:
         self.add(name, any_of(*(variable != solution[variable] for variable in chosen)))
 
     def domains(self) -> dict[str, Domain]:
-        """Return what propagation alone leaves of each variable's domain: no solution lies outside it."""
+        """Return the domains of the variables after propagation only; they contain all solutions."""
         model = self._model()
         domains = model.domains()
         if domains is None:
@@ -116,19 +116,19 @@ class ConstraintProblem:
         return {variable.name: domain for variable, domain in domains.items()}
 
     def solve(self, order: Sequence[Variable] = ()) -> Solution:
-        """Return the first of `solutions`, or Infeasible with the reason."""
+        """Return the first of `solutions`, or raise Infeasible with the reason."""
         return self._first(self.solutions(order))
 
     def solutions(self, order: Sequence[Variable] = ()) -> Iterator[Solution]:
-        """Yield all solutions of the problem as it stands now, none if it is infeasible.
+        """Yield all solutions of the problem in its current state; none if it is infeasible.
 
-        The variables in `order` are decided first, preferred values first; then always the one with the smallest domain
-        for the number of constraints on it.
+        The variables in `order` are decided first, with preferred values first. After that, the next variable is always
+        the one with the smallest domain relative to its number of constraints.
         """
         return map(Solution, self._model().solutions(self._own(order, "order")))
 
     def minimize(self, objective: Objective, order: Sequence[Variable] = ()) -> Solution:
-        """Return the first of `best`, or Infeasible with the reason."""
+        """Return the first of `best`, or raise Infeasible with the reason."""
         return self._first(self.best(objective, order))
 
     def maximize(self, objective: Objective, order: Sequence[Variable] = ()) -> Solution:
@@ -136,7 +136,7 @@ class ConstraintProblem:
         return self.minimize(tuple(-expression for expression in self._expressions(objective)), order)
 
     def best(self, objective: Objective, order: Sequence[Variable] = ()) -> Iterator[Solution]:
-        """Yield all solutions, smallest objective first, each found when it is asked for; none if it is infeasible.
+        """Yield all solutions, smallest objective first, computing each on demand; none if the problem is infeasible.
 
         Of a tuple of expressions the first counts, the next where it is equal, and so on; negate what is to be large.
         Keeps every open part of the search in memory: those whose lower bound is above the solutions asked for so far.

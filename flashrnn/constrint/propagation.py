@@ -9,7 +9,7 @@ from .checks import ANY, UP_TO, Check, Test
 from .domains import Domain, divisor
 from .source import Bounds
 
-# Domains up to this size are tested value by value where a test is not monotone; larger ones once search has cut them.
+# If a test is not monotone, domains up to this size are tested value by value; larger ones are first cut by search.
 VALUE_BY_VALUE = 512
 
 
@@ -30,25 +30,25 @@ class State:
 
 
 class Network:
-    """The checks of numbered constraints, and who reads what of each variable."""
+    """The checks of numbered constraints, and which of them depend on each variable."""
 
     def __init__(self, size: int, constraints: Sequence[Sequence[Check]]) -> None:
         self.checks = [(check, number) for number, checks in enumerate(constraints) for check in checks]
-        self.pruned_by: set[int] = set()  # the constraints that have removed a value so far
-        # For each variable the checks to be run again when its smallest value, largest value or divisor changes.
+        self.pruned_by: set[int] = set()  # the constraints that have removed values
+        # For each variable, the checks to run again when its smallest value, largest value or divisor changes.
         self.readers: dict[str, list[list[int]]] = {table: [[] for _ in range(size)] for table in "LHS"}
         for place, (check, _) in enumerate(self.checks):
             for table, index in check.reads:
                 self.readers[table][index].append(place)
 
     def propagate(self, state: State, woken: Iterable[int] | None = None) -> bool:
-        """Remove values that a check does not let pass until none is left to remove; return False if a domain is empty.
+        """Remove values that do not pass a check until nothing changes; return False if a domain becomes empty.
 
-        `woken` are the checks to begin with, all of them if it is None. A run of a check costs a test or two, and
-        for each of its undecided variables another, or log2(domain) where it prunes, or the domain where not monotone.
+        `woken` are the checks to start with; None means all. Running a check takes one or two tests, and for each of
+        its undecided variables another one, or log2(domain) tests if it prunes, or one per value if it is not monotone.
         """
         queued = set(range(len(self.checks)) if woken is None else woken)
-        queue = sorted(queued)  # a heap: checks run in the order in which their constraints were added
+        queue = sorted(queued)  # a heap, so that checks run in the order in which their constraints were added
         low, high, divisors = state.low, state.high, state.divisor
         while queue:
             place = heappop(queue)
@@ -78,7 +78,7 @@ class Network:
         return True
 
     def assign(self, state: State, index: int, domain: Domain) -> list[int]:
-        """Give a variable a smaller domain, and return the checks to run again, some perhaps twice."""
+        """Set a smaller domain of a variable; return the checks to run again, possibly with duplicates."""
         woken: list[int] = []
         state.domains[index] = domain
         if state.low[index] != domain[0]:
@@ -96,7 +96,7 @@ class Network:
 
 
 def _passing(test: Test, state: State, index: int, shape: str) -> Domain:
-    """Return the values of a variable that pass a test, which the domain as a whole does."""
+    """Return the values of a variable that pass a test, given that its whole domain passes."""
     domain = state.domains[index]
     if shape is ANY:
         return _filtered(test, state, index, domain)
@@ -115,7 +115,7 @@ def _passing(test: Test, state: State, index: int, shape: str) -> Domain:
 
 
 def _count(test: Test, state: State, bound: Bounds, index: int, values: Domain) -> int:
-    """Return how many values pass a test that reads the variable in `bound`; the first does, the last does not."""
+    """Return how many values pass a test that reads the variable in `bound`; the first passes, the last does not."""
     first = bound[index]
     passing, failing = 1, len(values) - 1
     while passing < failing:

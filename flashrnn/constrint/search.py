@@ -1,4 +1,4 @@
-"""Search for solutions: domains are halved and pruned until every variable has one value."""
+"""Search for solutions, by halving and pruning domains until every variable has one value."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ OBJECTIVE_WEIGHT = 8
 
 
 class Search:
-    """One network of checks, with the variables to be decided first and the preferred end of each domain.
+    """A search in one network of checks, with an order of variables and a preferred end of each domain.
 
-    Variables outside the order follow it, each time the one with the smallest domain for the number of checks on it;
-    those of the objective count as if they had more of them.
+    Variables that are not in the order are decided afterwards, always the one with the smallest domain relative to its
+    number of checks; variables of the objective count as if they had more checks.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class Search:
                 stack.append(self._children(state, index))
 
     def best_first(self, root: State, objective: Objective) -> Iterator[State]:
-        """Yield all solutions, the smallest objective first; among equals preferred values first.
+        """Yield all solutions, with the smallest objective first, and preferred values first if it is equal.
 
-        No state is opened whose lower bound exceeds the objective of the solution that is returned next.
+        States whose lower bound exceeds the objective of the next solution are not expanded.
         """
 
         def bound(state: State) -> tuple[int, ...]:
             return objective(state.low, state.high, state.divisor)
 
-        # The path (which child at each turn) makes states of equal bound come depth first.
+        # The path (which child at each step) orders states with equal bounds depth first.
         heap: list[tuple[tuple[int, ...], tuple[int, ...], State]] = [(bound(root), (), root)]
         while heap:
             _, path, state = heappop(heap)
@@ -67,7 +67,7 @@ class Search:
                 heappush(heap, (bound(child), (*path, turn), child))
 
     def _undecided(self, state: State) -> int | None:
-        """Return the variable to be decided next, None if each has one value."""
+        """Return the variable to decide next; None if all variables have one value."""
         low, high = state.low, state.high
         for index in self.order:
             if low[index] != high[index]:
@@ -79,7 +79,7 @@ class Search:
         return chosen
 
     def _children(self, state: State, index: int) -> Iterator[State]:
-        """Return the two halves of a variable's domain, preferred first, each pruned; those left empty are dropped."""
+        """Return the states for the two halves of a variable's domain after pruning, preferred first, if not empty."""
         domain = state.domains[index]
         middle = len(domain) // 2
         halves = [domain[:middle], domain[middle:]]

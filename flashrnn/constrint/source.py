@@ -1,4 +1,4 @@
-"""Python source of the bounds of an expression, as functions of the bounds of its variables."""
+"""Python source that computes the bounds of an expression from the bounds of its variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIBRARY = {f.__name__: f for f in (*intervals.RULES, intervals.divisible, inter
 
 
 def compile_functions(bodies: list[tuple[list[str], str]]) -> list[Callable[[Bounds, Bounds, Bounds], Any]]:
-    """Return a function (L, H, S) for each body: its lines and the result."""
+    """Return a function of (L, H, S) for each body, which consists of its lines and the result."""
     return [_function("".join(f" {line}\n" for line in [*lines, f"return {result}"])) for lines, result in bodies]
 
 
@@ -30,22 +30,22 @@ def _function(body: str) -> Callable[[Bounds, Bounds, Bounds], Any]:
 
 @lru_cache(maxsize=4096)
 def _code(text: str) -> CodeType:
-    """Compiled once per process for problems that differ only in the values of their variables, known ones included."""
+    """Compile a text once per process; problems that differ only in the values of variables share it."""
     return compile(text, "<constrint>", "exec")
 
 
 def compile_value(expression: Expression, variables: Sequence[Variable]) -> Callable[[Bounds], int]:
-    """Return `Expression.evaluate` as a function of a list of the values of `variables`, ten times as fast."""
+    """Return a compiled `Expression.evaluate`, as a function of a list of values of `variables`; 10 times as fast."""
     source = Source({variable: i for i, variable in enumerate(variables)})
-    result = source.side(expression, upper=False)  # both bounds are the value where every variable has one
+    result = source.side(expression, upper=False)  # equal to the upper bound if every variable has one value
     (bound,) = compile_functions([(source.lines, result)])
     return lambda values: bound(values, values, values)
 
 
 class Source:
-    """The lines of one function: one per operation and side, shared where an expression occurs twice.
+    """The lines of a function, one per operation and bound; repeated expressions share them.
 
-    reads: which of L, H, S it reads, and of which variable, unless it has but one value.
+    reads: which of L, H and S it reads of which variable, except for variables with one value.
     """
 
     def __init__(self, position: Mapping[Variable, int]) -> None:
@@ -75,7 +75,7 @@ class Source:
         return ", ".join(self.ends(e))
 
     def divisor(self, e: Expression) -> str:
-        """Return the source of a number that divides every value of an expression; of its size where it has but one."""
+        """Return the source of a divisor of all values of an expression, the absolute value if there is only one."""
         if isinstance(e, Constant):
             return str(abs(e.value))
         if isinstance(e, Variable):
@@ -88,7 +88,7 @@ class Source:
         return f"(abs({a}) if {a} == {b} else {otherwise})"
 
     def call(self, e: Expression, upper: bool, function: str, arguments: str) -> str:
-        """Return both bounds of an expression at once, from a function of `intervals`."""
+        """Return a bound of an expression, computed together with the other one by a function of `intervals`."""
         pair = self._assign(f"{function}({arguments})")
         self.names[id(e), False], self.names[id(e), True] = f"{pair}[0]", f"{pair}[1]"
         return self.names[id(e), upper]
@@ -146,7 +146,7 @@ def _power(source: Source, e: Power, upper: bool) -> str:
 
 def _extremum(source: Source, e: Extremum, upper: bool) -> str:
     sides = [source.side(operand, upper) for operand in e.operands]
-    if len(sides) == 2:  # about half the time of max()
+    if len(sides) == 2:  # takes about half the time of max()
         a, b = sides
         return f"{a} if {a} {'>' if e.largest else '<'} {b} else {b}"
     return f"{'max' if e.largest else 'min'}({', '.join(sides)})"

@@ -1,11 +1,11 @@
-"""How expressions and conditions are written: as Python that can be read back (repr) and as on paper (str)."""
+"""The text of expressions and conditions: as Python code (repr), and in mathematical notation (str)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-# Binding strength, weakest first. A child is bracketed when it binds more weakly than its place demands.
+# Operator precedence, lowest first. An operand is put in brackets if its precedence is lower than required.
 OR, AND, COMPARISON, SUM, SIGN, PRODUCT, POWER, ATOM = range(8)
 
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -13,7 +13,7 @@ _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Style:
-    """The symbols of one way of writing."""
+    """The symbols of one notation."""
 
     times: str
     remainder: str
@@ -30,13 +30,13 @@ PAPER = Style(
 
 
 class Writable(Protocol):
-    """Anything with a text in a style and the binding strength of that text."""
+    """Anything with a text in a style, and the precedence of this text."""
 
     def write(self, style: Style) -> tuple[str, int]: ...
 
 
 def bracketed(node: Writable, at_least: int, style: Style) -> str:
-    """Return the node's text, in brackets if it binds more weakly than `at_least`."""
+    """Return the text of a node, in brackets if its precedence is lower than `at_least`."""
     text, strength = node.write(style)
     return text if strength >= at_least else f"({text})"
 
@@ -46,7 +46,7 @@ def superscript(exponent: int) -> str:
 
 
 def with_unit(value: int, unit: str) -> str:
-    """Return a number with its unit; bytes in KiB or MiB once they reach 1 KiB, to the tenth where it is not whole."""
+    """Return a number with its unit; bytes from 1 KiB on in KiB or MiB, with one decimal if necessary."""
     if unit == "bytes":
         for name, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
             if abs(value) >= size:

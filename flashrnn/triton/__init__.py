@@ -1,1 +1,1 @@
-"""Fused kernels in Triton: GPUs of every vendor that Triton compiles for."""
+"""Fused kernels in Triton, for GPUs of all vendors that Triton supports."""

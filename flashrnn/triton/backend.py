@@ -14,11 +14,14 @@ from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States,
 from flashrnn.products import previous_h, recurrent_only, weight_gradient
 from flashrnn.residual import GateFormat, Residual, empty_gates
 
-HEAD_DIM = 128  # larger ones were never compiled
+HEAD_DIM = 128  # larger heads have never been compiled
 
 
 class TritonFused:
-    """Computes in float32; operands of products are of the dtype of Wx (float32: IEEE products, no tensor cores)."""
+    """Backend `triton_fused`. It computes in float32, with matrix products of operands in the dtype of Wx.
+
+    Products in float32 are IEEE products without tensor cores.
+    """
 
     name = "triton_fused"
 
@@ -61,7 +64,7 @@ class TritonFused:
 
 
 def _interpreted() -> bool:
-    """Return whether Triton interprets kernels. It is not imported for that, unless it already is, or is asked for."""
+    """Return whether Triton interprets kernels, if possible without importing it."""
     if "triton" not in sys.modules and "TRITON_INTERPRET" not in os.environ:
         return False
     import triton

@@ -1,4 +1,4 @@
-"""Turns a cell into Triton kernels and launches them."""
+"""Makes the Triton kernels of a cell, and launches them."""
 
 import hashlib
 import linecache
@@ -26,11 +26,11 @@ from flashrnn.residual import residual_dtype
 from flashrnn.triton.kernels import Constants
 
 _MATH = Path(__file__).with_name("math.py")
-SEQUENCES = 16  # of a program: the least that tensor cores of all vendors multiply at once
+SEQUENCES = 16  # sequences per program, the smallest size that tensor cores of all vendors support
 
 
 def launch(direction: str, cell: Cell, h: Tensor, *arguments: Tensor | None, d_aux: bool = False) -> None:
-    """Run the kernel "forward" or "backward" on the device of h [B, T, N, D]; all tensors have its memory format."""
+    """Run the kernel "forward" or "backward" on the device of h [B, T, N, D], whose memory format all tensors share."""
     B, T, N, D = h.shape
     warp = 64 if torch.version.hip else 32
     stages = prefetch(direction, cell, D, h.dtype, shared_memory(nvidia_gpu(h.device)), d_aux)
@@ -53,14 +53,14 @@ def num_warps(size: int, warp: int) -> int:
 
 
 def shared_memory(gpu: Gpu | None) -> int:
-    """Return the bytes that a program has on the chip. ROCm (None) keeps R in registers: half of a compute unit's."""
+    """Return the bytes on the chip for a program; on ROCm (None) half of a compute unit's registers, which hold R."""
     return gpu.shared_per_block if gpu else 256 * 1024
 
 
 def prefetch(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype, shared: int, d_aux: bool = True) -> int:
-    """Return the steps, at most 3, that a kernel loads ahead in `shared` bytes next to R; 0 if R alone does not fit.
+    """Return the number of steps (at most 3) that a kernel loads ahead in `shared` bytes; 0 if R does not fit.
 
-    d_aux: whether the backward reads gradients of all states.
+    `d_aux` is whether the backward pass reads gradients of all states.
     """
     size, others = padded(head_dim), len(cell.states) - 1
     if direction == "forward":
@@ -76,7 +76,7 @@ def prefetch(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype, shar
 def kernel_constants(
     direction: str, cell: Cell, heads: int, head_dim: int, stages: int, interpret: bool
 ) -> dict[str, Callable | Constants]:
-    """Return a kernel's compile-time arguments by name: functions of the cell, and `kernels.Constants`."""
+    """Return the compile-time arguments of a kernel by name: functions of the cell, and `kernels.Constants`."""
     names = {"forward": ("cell_forward",), "backward": ("cell_factors", "cell_backward")}[direction]
     only = recurrent_only(cell)
     values = {
@@ -102,7 +102,7 @@ def kernel_constants(
 
 @cache
 def _kernels(interpret: bool) -> ModuleType:
-    """Return the module kernels.py, one for each way: Triton chooses at a function's definition."""
+    """Return the module kernels.py, loaded separately for the interpreter, which Triton selects when it is defined."""
     spec = find_spec(Constants.__module__)
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -116,9 +116,9 @@ def _functions(cell: Cell, head_dim: int | None, interpret: bool) -> dict[str, C
 
 
 def load(source: str, label: str, names: Sequence[str]) -> list[Callable]:
-    """Return the functions `names` of a printed text that is put after that of math.py.
+    """Return the functions `names` of a printed text, which is appended to that of math.py.
 
-    Triton reads the whole text again, through `inspect` and linecache.
+    Triton reads the whole text again through `inspect` and linecache.
     """
     source = _MATH.read_text() + "\n\n" + source
     module = f"flashrnn.triton.{label}_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
