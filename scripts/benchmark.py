@@ -1,9 +1,9 @@
-"""Measure what docs/results holds.
+"""Run a benchmark and write its results to docs/results.
 
     python -m scripts.benchmark NAME [KEY=VALUE ...]
     python -m scripts.benchmark [NAME] --help
 
-NAME is a file of configs/benchmark, which has its keys, and a module of benchmarks.
+NAME is a module in benchmarks/; the file of the same name in configs/benchmark/ lists its keys.
 """
 
 import json
@@ -21,8 +21,8 @@ from benchmarks.cases import SUITES
 from training.command_line import hydra_command, literal, named, values
 from training.configuration import titles
 
-ON_CPU = ("reference_cpu", "cpu_fused", "data")  # of a machine with a GPU, too
-ON_ANY = ("layers", "generation")  # the GPU if there is one, or else the CPU
+ON_CPU = ("reference_cpu", "cpu_fused", "data")  # run on the CPU, even if there is a GPU
+ON_ANY = ("layers", "generation")  # run on the GPU if there is one, otherwise on the CPU
 WRITERS = {
     "layers": "layers_page",
     "generation": "generation_page",
@@ -30,17 +30,17 @@ WRITERS = {
     "numerical_error": "numerical_error",
     **dict.fromkeys(SUITES, "figures"),
 }
-"""By benchmark, or suite of kernels: the module that writes page and figure."""
+"""For each benchmark or suite of kernels with a page or figure: the module that writes them."""
 
 
 def arguments(words: Sequence[str]) -> list[str]:
-    """Return what Hydra reads: a first word is the benchmark, and a commit is no number."""
+    """Return the arguments for Hydra: a leading word is the benchmark, and a commit is a string, not a number."""
     return literal(named(words, "benchmark"), texts=["commit"], paths=["out", "flashrnn_wheel", "haste_sources"])
 
 
 @hydra_command("benchmark", arguments)
 def main(config: DictConfig) -> None:
-    """Run the chosen measurement, or draw earlier ones."""
+    """Run the benchmark, or draw the figures of earlier results."""
     name = HydraConfig.get().runtime.choices.benchmark
     if name not in titles("benchmark"):
         raise ValueError(f"which benchmark? python -m scripts.benchmark NAME, one of {', '.join(titles('benchmark'))}")
@@ -53,7 +53,7 @@ def main(config: DictConfig) -> None:
         return
     from benchmarks.results import checkout
 
-    options |= {"out": Path(config.out), "commit": config.commit or checkout()}  # an error now, not at the end
+    options |= {"out": Path(config.out), "commit": config.commit or checkout()}  # raises errors before measuring
     module = import_module(f"benchmarks.{name}")
     if hasattr(module, "run"):
         module.run(**options)
@@ -62,9 +62,9 @@ def main(config: DictConfig) -> None:
 
 
 def measure(name: str, out: Path, commit: str, **options: Any) -> None:
-    """Write the rows of a benchmark to <out>/<device>/<name>.json, and page and figure beside it if it has any.
+    """Write the rows of a benchmark to <out>/<device>/<name>.json, and its page and figure next to it, if any.
 
-    Of several processes under torchrun the first one writes, to <name>_x<processes>.json.
+    With several processes under torchrun, the first one writes to <name>_x<processes>.json.
     """
     from benchmarks.results import device_folder, gpu_folder, rows_before, write
 
@@ -72,7 +72,7 @@ def measure(name: str, out: Path, commit: str, **options: Any) -> None:
     processes, rank = (int(os.environ.get(key, default)) for key, default in (("WORLD_SIZE", 1), ("RANK", 0)))
     device = "cpu" if name in ON_CPU else device_folder() if name in ON_ANY else gpu_folder()
     path = out / device / f"{name}{f'_x{processes}' if processes > 1 else ''}.json"
-    if "known" in signature(rows).parameters:  # it goes on where an earlier run was broken off
+    if "known" in signature(rows).parameters:  # the benchmark can continue an interrupted run
         options["known"] = rows_before(path, commit)
     if rank > 0:
         list(rows(**options))
@@ -83,10 +83,10 @@ def measure(name: str, out: Path, commit: str, **options: Any) -> None:
 
 
 def write_page(path: Path) -> list[Path]:
-    """Write the page and the figure of a file of results beside it; return where they are."""
+    """Write the page and the figure of a file of results next to it; return their paths."""
     kind = json.loads(path.read_text()).get("suite", path.stem)
     if kind not in WRITERS:
-        raise ValueError(f"{path} has neither page nor figure; these have: {', '.join(WRITERS)}")
+        raise ValueError(f"{path} has neither a page nor a figure; the following have: {', '.join(WRITERS)}")
     return import_module(f"benchmarks.{WRITERS[kind]}").write(path)
 
 

@@ -1,4 +1,4 @@
-"""Evaluate a checkpoint; its model and its data are built from the config saved in it.
+"""Evaluate a checkpoint. Its model and data are built from the config that it contains.
 
     python -m scripts.evaluate ckpt=PATH [KEY=VALUE ...]
 
@@ -16,7 +16,7 @@ from training.command_line import hydra_command, literal
 
 
 def arguments(words: Sequence[str]) -> list[str]:
-    """Return what Hydra reads: the keys of the run are none of evaluate.yaml's, so that ++ adds them."""
+    """Return the arguments for Hydra, with ++ before keys of the run, which evaluate.yaml does not contain."""
     known = ("-", "+", "~", "ckpt=", "weights=", "hydra.")
     changes = [word if word.startswith(known) or "=" not in word else f"++{word}" for word in words]
     return literal(changes, paths=["ckpt"])
@@ -24,7 +24,7 @@ def arguments(words: Sequence[str]) -> list[str]:
 
 @hydra_command("evaluate", arguments)
 def main(config: DictConfig) -> None:
-    """Evaluate with the changes that the command line has."""
+    """Evaluate with the changes given on the command line."""
     from training.evaluation import evaluate
 
     own = ("ckpt", "weights")

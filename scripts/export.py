@@ -2,8 +2,8 @@
 
     python -m scripts.export ckpt=PATH out=FOLDER
 
-scripts.evaluate and scripts.generate take the folder as they take a run; in Python, after `import models.hugging_face`,
-AutoModelForCausalLM.from_pretrained(FOLDER).
+scripts.evaluate and scripts.generate accept the folder like that of a run. In Python, load it with `import
+models.hugging_face` and AutoModelForCausalLM.from_pretrained(FOLDER).
 """
 
 from omegaconf import DictConfig
@@ -13,7 +13,7 @@ from training.command_line import hydra_command, literal
 
 @hydra_command("export", lambda words: literal(words, paths=["ckpt", "out"]))
 def main(config: DictConfig) -> None:
-    """Export, and say where to."""
+    """Export the model, and print the folder."""
     from training.export import export
 
     print(f"exported to {export(config.ckpt, config.out)}")

@@ -1,4 +1,4 @@
-"""Generate text from a trained language model: after a prompt, printed as it comes, or after each prompt of a file.
+"""Generate text with a trained language model, for one prompt (printed while it is generated) or a file of prompts.
 
     python -m scripts.generate ckpt=PATH prompt="..." [KEY=VALUE ...]
     python -m scripts.generate ckpt=PATH prompts=prompts.jsonl out=answers.jsonl [KEY=VALUE ...]

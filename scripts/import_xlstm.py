@@ -1,9 +1,9 @@
-"""Take sLSTM layers over from a checkpoint of the xlstm package (https://github.com/NX-AI/xlstm).
+"""Convert the sLSTM layers of a checkpoint of the xlstm package (https://github.com/NX-AI/xlstm).
 
     python -m scripts.import_xlstm ckpt=CHECKPOINT out=FILE
 
-CHECKPOINT is a state_dict written by torch.save, or a dictionary that holds one under "state_dict". FILE holds, for
-every sLSTM layer, under its name in the checkpoint, the arguments of an RNNMixer and its state_dict.
+CHECKPOINT is a state_dict written by torch.save, or a dictionary with a state_dict under this key. FILE contains the
+arguments of an RNNMixer and its state_dict for every sLSTM layer, by the name of the layer in the checkpoint.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from training.command_line import hydra_command, literal
 
 @hydra_command("import_xlstm", lambda words: literal(words, paths=["ckpt", "out"]))
 def main(config: DictConfig) -> None:
-    """Convert, and print the layers."""
+    """Convert the layers, and print their arguments."""
     from training.xlstm_checkpoint import convert
 
     for name, arguments in convert(Path(config.ckpt), Path(config.out)).items():

@@ -1,8 +1,8 @@
-"""Predict the memory of a training on each of its GPUs; needs none.
+"""Predict the memory that a training needs on each GPU. No GPU is needed for this.
 
     python -m scripts.memory [experiment=NAME] [KEY=VALUE ...]
 
-Takes the overrides of scripts.train. training/memory.py says what is counted.
+The overrides are those of scripts.train. training/memory.py describes what is counted.
 """
 
 from omegaconf import DictConfig
@@ -12,7 +12,7 @@ from training.command_line import hydra_command
 
 @hydra_command("memory")
 def main(config: DictConfig) -> None:
-    """Print GiB per GPU, by what takes them."""
+    """Print the memory per GPU in GiB, by kind."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,10 +1,10 @@
-"""Tokenise the corpus of a config once, in parallel processes, ahead of training.
+"""Tokenise the corpus of a config ahead of training, in parallel processes.
 
     python -m scripts.prepare_data [data=NAME] [experiment=NAME] [KEY=VALUE ...]
     python -m scripts.prepare_data part=I/N [...]          the share of machine I of N, counted from 0, on a shared disk
 
-Takes the overrides of scripts.train; training with the same overrides finds the folder. An interrupted command
-continues where it stopped. At the end every file is checked against its sha256.
+The overrides are those of scripts.train; training with the same overrides finds the folder. An interrupted command
+continues where it stopped. At the end, the sha256 of every file is checked.
 """
 
 import re
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def prepare_data(config: DictConfig) -> "LightningDataModule":
-    """Prepare and return the data of a config; print a table of them and their folder."""
+    """Prepare and return the data of a config; print their sizes and their folder."""
     from hydra.utils import instantiate
     from rich.console import Console
     from rich.table import Table
@@ -29,12 +29,12 @@ def prepare_data(config: DictConfig) -> "LightningDataModule":
     data = instantiate(config.data)
     if not hasattr(data, "prepared"):
         raise ValueError(
-            f"{type(data).__name__} draws its data while it trains; only text (data=slimpajama) is prepared"
+            f"{type(data).__name__} generates its data during training; only text, as data=slimpajama, is prepared"
         )
     if (part := _part(config.part)) != (0, 1):
         left = data.prepare_part(*part)
         if left:
-            print(f"part {config.part} is prepared; {left} sections are left to the other parts")
+            print(f"part {config.part} is prepared; {left} sections are left for the other parts")
             return data
     console, table = Console(), Table()
     for name in ("split", "documents", "tokens", "shards"):
@@ -62,7 +62,7 @@ def main(config: DictConfig) -> None:
     try:
         prepare_data(config)
     except KeyboardInterrupt:
-        print("interrupted; finished shards are kept, and the same command continues after them", file=sys.stderr)
+        print("interrupted; the same command continues after the finished shards", file=sys.stderr)
         raise
 
 

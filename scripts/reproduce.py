@@ -1,9 +1,9 @@
-"""Regenerate results of the paper: data, a table beside the paper's values, and a figure.
+"""Regenerate a result of the paper: data, a table with the paper's values, and a figure.
 
     python -m scripts.reproduce NAME [KEY=VALUE ...] [train.KEY=VALUE ...]
     python -m scripts.reproduce --help
 
-configs/reproduce.yaml has the keys; train.KEY=VALUE gives KEY=VALUE to every training run, as scripts.train takes it.
+configs/reproduce.yaml lists the keys; train.KEY=VALUE passes KEY=VALUE to scripts.train for every training run.
 """
 
 import re
@@ -26,7 +26,7 @@ OmegaConf.register_new_resolver(
 
 
 def arguments(words: Sequence[str]) -> list[str]:
-    """Return what Hydra reads: a first word is the name, and all train.KEY=VALUE are in one list."""
+    """Return the arguments for Hydra: a leading word is the name, and all train.KEY=VALUE are collected in a list."""
     found = {word: re.fullmatch(r"([+~]*)train\.(.*)", word) for word in words}
     overrides = ",".join(quoted(match[1] + match[2]) for match in found.values() if match)
     others = [word for word in words if not found[word]]
@@ -39,19 +39,23 @@ def load(name: str) -> "Reproduction":
 
 
 def check(asked: dict[str, Any]) -> None:
-    """Raise for values that are wrong, and for keys that change nothing."""
+    """Raise ValueError for wrong values, and for keys that would have no effect."""
     name, jobs, runs, files = (asked[key] for key in ("name", "jobs", "runs", "files"))
     if name not in ENTRIES:
         raise ValueError(f"which result? python -m scripts.reproduce NAME, one of {', '.join(ENTRIES)}")
     if not isinstance(jobs, int) or jobs < 1:
-        raise ValueError(f"jobs={jobs}: expected a number from 1 on")
+        raise ValueError(f"jobs={jobs}: expected a number of at least 1")
     given = asked | {"train.KEY": asked["overrides"], "jobs": jobs > 1}
     training = ", ".join(name for name, entry in ENTRIES.items() if entry.trains)
     rules = (
-        (files, "not with files=..., which are measured already", ("train.KEY", "jobs", "runs", "add_to", "quick")),
-        (not ENTRIES[name].trains, f"only for what trains: {training}", ("train.KEY", "jobs", "runs", "add_to")),
-        (runs, "not with runs=..., which are trained already", ("train.KEY", "jobs")),
-        (not runs, "only with runs=..., which join it", ("add_to",)),
+        (
+            files,
+            "no effect with files=..., which are already measured",
+            ("train.KEY", "jobs", "runs", "add_to", "quick"),
+        ),
+        (not ENTRIES[name].trains, f"only for results that train: {training}", ("train.KEY", "jobs", "runs", "add_to")),
+        (runs, "no effect with runs=..., which are already trained", ("train.KEY", "jobs")),
+        (not runs, "only with runs=..., which are added to it", ("add_to",)),
     )
     for holds, reason, keys in rules:
         if holds and (useless := [key for key in keys if given[key]]):
@@ -63,7 +67,7 @@ def check(asked: dict[str, Any]) -> None:
 
 @hydra_command("reproduce", arguments)
 def main(config: DictConfig) -> None:
-    """Measure, or take what was measured, and write data, table and figure."""
+    """Measure, or use files that were measured before, and write data, table and figure."""
     asked = values(config, "reproduce")
     check(asked)
     from benchmarks import RESULTS
@@ -77,7 +81,7 @@ def main(config: DictConfig) -> None:
     asked["out"] = asked["out"] or (OUTPUTS / "quick" if asked["quick"] else RESULTS)
     options = Options(**asked | {"overrides": tuple(asked["overrides"])})
     if not files:
-        checkout()  # an error now, not after the measurements
+        checkout()  # raises errors before measuring
         files = reproduction.measure(options)
     for path in (*files, *write(name, reproduction, files, options.out)):
         print(path)

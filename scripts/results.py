@@ -1,8 +1,8 @@
-"""Measure what docs/results lacks for this machine's GPU, or has from another commit.
+"""Measure the results that docs/results lacks for this machine's GPU, or has from another commit.
 
     python -m scripts.results [minutes=MINUTES] [list=true]
 
-configs/results.yaml has the keys. At the end it prints what is missing.
+configs/results.yaml lists the keys. At the end, the command prints what is still missing.
 """
 
 from omegaconf import DictConfig
@@ -12,7 +12,7 @@ from training.command_line import hydra_command
 
 @hydra_command("results")
 def main(config: DictConfig) -> None:
-    """Measure for so many minutes, and print what is left."""
+    """Measure for the given number of minutes, and print what is missing."""
     from benchmarks import RESULTS
     from benchmarks.results import checkout, gpu_folder
     from reproduction.record import RECORD, measure, missing

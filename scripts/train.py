@@ -2,7 +2,7 @@
 
     python -m scripts.train [experiment=NAME] [GROUP=OPTION ...] [KEY=VALUE ...]
 
-configs/train.yaml lists what can be set; a run writes everything to outputs/<name>/<time>.
+configs/train.yaml lists all keys. A run writes all of its files to outputs/<name>/<time>.
 """
 
 import sys
@@ -20,7 +20,7 @@ from training.resumed_config import command_of_run, command_to_record, take_save
 
 
 def train(config: DictConfig) -> dict:
-    """Train and evaluate the run of a composed config; return its evaluation. All is left in config.run_dir."""
+    """Train and evaluate the run of a composed config, with all files in config.run_dir; return its evaluation."""
     start = time.perf_counter()
     from training.build import build
     from training.evaluation import evaluate_run
@@ -37,9 +37,9 @@ def train(config: DictConfig) -> dict:
 def main(config: DictConfig) -> float | None:
     """Train one run, or one job of a sweep; return the number that a sweep optimises."""
     hydra = HydraConfig.get()
-    if config.run_dir != hydra.runtime.output_dir:  # where Hydra writes the log, and each job of a sweep to its own
+    if config.run_dir != hydra.runtime.output_dir:  # Hydra writes logs, and all jobs of a sweep, to its own folder
         raise ValueError(
-            f"run_dir={config.run_dir}: hydra.run.dir=... names the folder of a run, hydra.sweep.dir=... of a sweep"
+            f"run_dir={config.run_dir}: set the folder of a run by hydra.run.dir=..., of a sweep by hydra.sweep.dir=..."
         )
     take_saved_values(config)
     config.overrides = command_to_record(hydra)
