@@ -29,29 +29,31 @@ class PlainBlock(NamedTuple):
     down: nn.Linear | Int8Linear
 
 
-def plain_blocks(model: nn.Module, of_model: list[nn.Module]) -> list[PlainBlock] | None:
+def plain_blocks(model: nn.Module, all_modules: list[nn.Module]) -> list[PlainBlock] | None:
     """Return the blocks of a SequenceModel if all are recurrent blocks of this project without convolutions.
 
-    Return None otherwise, and if any of `of_model`, the model's modules, has hooks or a replaced `forward`.
+    Return None otherwise, and if any of `all_modules`, the model's modules, has hooks or a replaced `forward`.
     """
     if not (_is_plain_norm(model.norm) and _is_plain_linear(model.head)):
         return None
     found = [_plain(block) for block in model.blocks]
-    return None if None in found or any(map(is_observed, of_model[1:])) else found
+    return None if None in found or any(map(is_observed, all_modules[1:])) else found
 
 
-def served(model: nn.Module, of_model: list[nn.Module] | None = None) -> list[PlainBlock] | None:
+def served(model: nn.Module, all_modules: list[nn.Module] | None = None) -> list[PlainBlock] | None:
     """Return the blocks of a SequenceModel if `hidden_states` gives the same result as its modules; otherwise None.
 
     Args:
         model: the model.
-        of_model: `walk.modules(model)`, if the caller already has it.
+        all_modules: `walk.modules(model)`, if the caller already has it.
     """
     weight = model.embedding.weight
     if weight.device.type != "cuda" or torch.is_autocast_enabled("cuda") or torch.compiler.is_compiling():
         return None
-    of_model = modules(model) if of_model is None else of_model
-    if (found := plain_blocks(model, of_model)) is None or {p.dtype for p in parameters(of_model)} != {weight.dtype}:
+    all_modules = modules(model) if all_modules is None else all_modules
+    if (found := plain_blocks(model, all_modules)) is None or {p.dtype for p in parameters(all_modules)} != {
+        weight.dtype
+    }:
         return None
     head_dims = {block.recurrence.head_dim for block in found}
     return found if all(unsupported_add_norm(weight, D) is None for D in head_dims) else None

@@ -102,7 +102,10 @@ def kernel_constants(
 
 @cache
 def _kernels(interpret: bool) -> ModuleType:
-    """Return the module kernels.py, loaded separately for the interpreter, which Triton selects when it is defined."""
+    """Return the module kernels.py, loaded once to be compiled and once to be interpreted.
+
+    Triton decides between the two when a function is defined.
+    """
     spec = find_spec(Constants.__module__)
     module = module_from_spec(spec)
     spec.loader.exec_module(module)

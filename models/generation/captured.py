@@ -6,11 +6,11 @@ from torch import nn
 from ..walk import parameters
 
 
-def captured(of_model: list[nn.Module]) -> tuple:
+def captured(all_modules: list[nn.Module]) -> tuple:
     """Return everything that a graph of these modules depends on: PyTorch's settings and the addresses of the weights.
 
     Weights may change in place.
     """
     autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    weights = tuple((p.data_ptr(), p.dtype) for p in parameters(of_model))
+    weights = tuple((p.data_ptr(), p.dtype) for p in parameters(all_modules))
     return torch.backends.cuda.matmul.fp32_precision, autocast, weights

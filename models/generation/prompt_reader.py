@@ -88,10 +88,10 @@ class PromptReader:
             return None
         if states is not None and min(_SIZES) > T:
             return None
-        of_model = modules(model)
-        if (plain := fused_blocks.served(model, of_model)) is None:
+        all_modules = modules(model)
+        if (plain := fused_blocks.served(model, all_modules)) is None:
             return None
-        if (now := captured(of_model)) != self._captured:
+        if (now := captured(all_modules)) != self._captured:
             self._captured = now
             self._forget()
         # Tensors that outlive the call must not be inference tensors.
