@@ -67,7 +67,9 @@ def task(vocab_size: int, num_classes: int, shortest: int = 1) -> Callable[[Call
     def register(draw: Callable) -> Task:
         made = Task(draw.__name__, vocab_size, num_classes, draw, shortest)
         if made.name in TASKS and (module := TASKS[made.name].draw.__module__) != draw.__module__:
-            raise ValueError(f"{module} has a task {made.name!r} already: give that of {draw.__module__} another name")
+            raise ValueError(
+                f"the name {made.name!r} is taken by a task of {module}: give that of {draw.__module__} another name"
+            )
         draw.__qualname__ += ".draw"  # lets pickle find it, for processes that load data
         TASKS[made.name] = made
         return made

@@ -40,7 +40,7 @@ def test_a_value_that_others_depend_on():
     config = composed(["global_batch_size=100", "run_dir=."])
     with pytest.raises(OmegaConfBaseException) as raised:
         OmegaConf.to_container(config, resolve=True)
-    assert re.fullmatch(r"global_batch_size=100 is no .* = \d+", hydra_errors.message(raised.value))
+    assert re.fullmatch(r"global_batch_size=100 must be a positive .* = \d+", hydra_errors.message(raised.value))
 
 
 def test_required_keys_are_told_with_their_comment():
