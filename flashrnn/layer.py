@@ -1,4 +1,4 @@
-"""`FlashRNN`, a drop-in replacement of nn.LSTM, nn.GRU and nn.RNN."""
+"""`FlashRNN`, a drop-in replacement for nn.LSTM, nn.GRU and nn.RNN."""
 
 import warnings
 from collections.abc import Sequence
@@ -120,7 +120,7 @@ class FlashRNN(nn.Module):
         return [f"l{layer}{suffix}" for layer in range(self.num_layers) for suffix in self._directions]
 
     def reset_parameters(self) -> None:
-        """Initialise all parameters again, as `recurrent_init` and `bias_init` say; the default is that of nn.LSTM."""
+        """Initialise all parameters again, according to `recurrent_init` and `bias_init`; by default as in nn.LSTM."""
         for module in self.children():
             if isinstance(module, Recurrence):
                 module.reset_parameters()
@@ -201,7 +201,7 @@ class FlashRNN(nn.Module):
         return out.squeeze(1), self._last(last)
 
     def _shorter_way(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
-        """Return what `forward` does of a batch; None where there is no shorter way, or an argument is wrong."""
+        """Return the results of `forward` with less overhead; None if that is impossible or an argument is wrong."""
         if not isinstance(x, Tensor) or x.dim() != 3 or torch.compiler.is_compiling():
             return None
         time = int(self.batch_first)
@@ -224,9 +224,9 @@ class FlashRNN(nn.Module):
         return eager_layer.run(self, x, states, reset)
 
     def _quick_step(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
-        """Return what `step` does; None where `stepping` does not serve the call, or an argument is wrong."""
+        """Return the results of `step` by `stepping`; None if it does not support the call or an argument is wrong."""
         if not isinstance(x, Tensor) or not x.is_cpu or x.dtype not in stepping.DTYPES:
-            return None  # before zeros for missing states, which would be a kernel on a GPU
+            return None  # before zeros for missing states are created, which would be a kernel on a GPU
         if states is None:
             states = (x.new_zeros(self.num_layers, x.shape[0], self.hidden_size),) * len(self.cell.states)
         states = states if isinstance(states, tuple | list) else (states,)
@@ -274,8 +274,16 @@ class FlashRNN(nn.Module):
         return PackedSequence(data, x.batch_sizes, x.sorted_indices, x.unsorted_indices), self._last(last)
 
     def _run(self, x: Tensor, initial: Sequence | None, rows: Whole | SideBySide) -> tuple[Tensor, list]:
-        """x as `rows` takes it, initial states of each layer and direction -> out in the layout of x and the last
-        states, as `_initial` has them."""
+        """Run all layers.
+
+        Args:
+            x: the input in the layout that `rows` reads.
+            initial: the initial states of each layer and direction in the format of `_initial`, or None.
+            rows: the layout of the sequences.
+
+        Returns:
+            The output in the layout of x, and the last states of each layer and direction.
+        """
         last = []
         for layer in range(self.num_layers):
             states = None if initial is None else initial[len(last) : len(last) + len(self._directions)]
@@ -287,7 +295,7 @@ class FlashRNN(nn.Module):
         return x, last
 
     def _layer(self, layer: int, x: Tensor, states: Sequence | None, rows: Whole | SideBySide) -> tuple[list, list]:
-        """One layer: x -> of each direction h in its layout, and its last states."""
+        """Run one layer; return h in the layout of x and the last states, both for each direction."""
         if self.bidirectional and not self.proj_size:
             done = directions.at_once(self, layer, x, states, rows)
             if done is not None:
@@ -301,11 +309,11 @@ class FlashRNN(nn.Module):
         return outputs, ends
 
     def _direction(self, name: str, backward: bool, x: Tensor, state, rows: Whole | SideBySide) -> tuple:
-        """One layer in one direction: x -> h in its layout, and its last states as `state`."""
+        """Run one layer in one direction; return h in the layout of x, and the last states in the format of `state`."""
         linear, recurrent = self.get_submodule(f"input_{name}"), self.get_submodule(f"recurrent_{name}")
         x = rows.spread(x, backward)
-        # A Linear keeps the layout of its input: the kernels read time-major gates as they are.
-        if exported_to_onnx():  # where a question about the layout is a condition on the sizes
+        # A Linear preserves the memory layout of its input, and the kernels read time-major gates without a copy.
+        if exported_to_onnx():  # there, is_contiguous() would become a condition on the sizes
             x = x.clone(memory_format=torch.contiguous_format)
         Wx = linear(x.transpose(0, 1)).transpose(0, 1) if not x.is_contiguous() else linear(x)
         Wx = Wx.unflatten(-1, (len(self.cell.input_gates), self.num_heads, -1))
@@ -315,8 +323,11 @@ class FlashRNN(nn.Module):
         return rows.gather(h.flatten(-2), backward), end
 
     def _initial(self, states, *batch: int) -> Sequence | None:
-        """States as given by the user, without a batch if it has no size -> for each layer and direction what
-        `_direction` takes: [S, B, N, D], or a tuple of tensors [B, N, D or proj_size]."""
+        """Return the user's states for each layer and direction in the format of `_direction`.
+
+        This is [S, B, N, D], or with proj_size a tuple of tensors [B, N, D or proj_size]. `batch` is the batch size, or
+        empty if the user's states have no batch axis.
+        """
         if states is None:
             return None
         names = self.cell.states
@@ -333,8 +344,10 @@ class FlashRNN(nn.Module):
         return torch.stack(tuple(given)).unflatten(-1, (self.num_heads, -1)).unbind(1)
 
     def _last(self, ends: list, batched: bool = True) -> Tensor | tuple[Tensor, ...]:
-        """Last states of each layer and direction -> as the user has them: no views, which could neither be detached
-        in place nor saved alone."""
+        """Return the last states of each layer and direction in the user's format.
+
+        They are not views, which could neither be detached in place nor saved without their base.
+        """
         names = range(len(self.cell.states))
         states = tuple(torch.stack([end[i].flatten(-2 if batched else 0) for end in ends]) for i in names)
         return states if len(states) > 1 else states[0]
@@ -342,10 +355,10 @@ class FlashRNN(nn.Module):
     def explain(
         self, batch: int, dtype: torch.dtype | None = None, *, training: bool = True, reset: bool = False
     ) -> str:
-        """Return a text of a few lines: the backend of a call on the network's device, and why no faster one is used.
+        """Return a short text on the backend of a call on the network's device, and why no faster one is used.
 
         Args:
-            batch: number of sequences. Their length does not matter.
+            batch: number of sequences; their length does not matter.
             dtype: dtype of the computation; None means that of the weights.
             training: a backward pass follows.
             reset: the call has resets, or sequences of different lengths.
@@ -355,7 +368,7 @@ class FlashRNN(nn.Module):
         sizes = self.num_heads, recurrent.head_dim, batch, dtype
         text = plan.explain(self.cell, *sizes, gpu, training, reset, recurrent.backend)
         if not reset and recurrent.R.device.type == "cpu":
-            x = torch.zeros(batch, 2, self.input_size, dtype=dtype)  # a call as short as can be tells
+            x = torch.zeros(batch, 2, self.input_size, dtype=dtype)  # a short call shows which kernel is used
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 taken = onednn.run(self, x if self.batch_first else x.transpose(0, 1).contiguous(), None)
             text += (
@@ -370,7 +383,7 @@ class FlashRNN(nn.Module):
         return text
 
     def _explain_layers(self, batch: int, dtype: torch.dtype, training: bool) -> str:
-        """Return a line if the layers run at the same time, or nothing."""
+        """Return a line if the layers run at the same time, otherwise an empty string."""
         if self.num_layers == 1 or self.bidirectional or self.proj_size or (self.dropout and training):
             return ""
         of_one, recurrent = directions.problem(self, dtype, training, reset=False), self.recurrent_l0
@@ -387,14 +400,14 @@ class FlashRNN(nn.Module):
         """Return an nn.LSTM, nn.GRU or nn.RNN with the weights and results of this network; its second bias is zero.
 
         Raises:
-            ValueError: PyTorch has no such network, because of the cell or because there are several heads.
+            ValueError: PyTorch has no such network, because of the cell or the number of heads.
         """
         return torch_networks.to_torch(self)
 
     def flatten_parameters(self) -> None:
-        """Put the weights of an LSTM on a GPU into one piece of memory, which saves cuDNN a copy at every call.
+        """Put the weights of an LSTM on a GPU into one buffer, so that cuDNN need not copy them in every call.
 
-        As in nn.LSTM, this happens when the network is made, moved, converted, copied or loaded.
+        As in nn.LSTM, this happens automatically when the network is created, moved, converted, copied or loaded.
         """
         flat_weights.flatten(self)
 
@@ -425,12 +438,12 @@ class FlashRNN(nn.Module):
 
 
 def _sorted(states: Sequence, indices: Tensor) -> list:
-    """Return the states of each layer and direction with their sequences [B] in the order of `indices`."""
+    """Return the states of each layer and direction with their sequences in the order of `indices` [B]."""
     return [s[:, indices] if isinstance(s, Tensor) else [one[indices] for one in s] for s in states]
 
 
 def _rows(x: Tensor, reset: Tensor | None, cu_seqlens: Tensor | None) -> Whole | SideBySide:
-    """Return how the sequences of x [B, T, features] are laid out."""
+    """Return the layout of the sequences in x [B, T, features]."""
     if cu_seqlens is not None:
         return of_cu_seqlens(cu_seqlens, x)
     if reset is not None:
