@@ -1,4 +1,4 @@
-"""Conversion between PyTorch's recurrent networks and FlashRNN, in both directions."""
+"""Conversions between PyTorch's recurrent networks and FlashRNN."""
 
 from collections.abc import Sequence
 
@@ -39,10 +39,10 @@ def from_torch(cls, module: nn.LSTM | nn.GRU | nn.RNN, backend: str):
 
 @torch.no_grad()
 def to_torch(layer) -> nn.LSTM | nn.GRU | nn.RNN:
-    """Return PyTorch's network with the weights of `layer`, a FlashRNN."""
+    """Return the PyTorch network with the weights of `layer`, a FlashRNN."""
     if not has_counterpart(layer):
         raise ValueError(
-            f"PyTorch has LSTMs, GRUs and Elman networks of one head; this is function={layer.cell.name!r} with "
+            f"PyTorch has LSTMs, GRUs and Elman networks with one head; this one has function={layer.cell.name!r} and "
             f"num_heads={layer.num_heads}"
         )
     kind, special = _NETWORKS[layer.cell.name]
@@ -63,9 +63,9 @@ def has_counterpart(layer) -> bool:
 
 
 def convert_state_dict(layer, state_dict: dict[str, Tensor], prefix: str, *others) -> None:
-    """Replace the entries of a PyTorch network in `state_dict`, if there are any, by those of `layer`.
+    """Replace the entries of a PyTorch network in `state_dict`, if there are any, by those for `layer`.
 
-    A pre-hook of `load_state_dict`, whose last argument is a list of errors.
+    This is a pre-hook of `load_state_dict`, whose last argument is a list of errors.
     """
     if not has_counterpart(layer):
         return
@@ -102,7 +102,7 @@ def _shape_of_recurrent(layer) -> list[int]:
 
 
 def _of_theirs(layer, name: str, theirs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the entries of FlashRNN's state_dict for one layer and direction, from those of PyTorch's."""
+    """Return the entries of FlashRNN's state_dict for one layer and direction, given those of PyTorch."""
     matrices = theirs[f"weight_hh_{name}"].unflatten(0, (-1, layer.hidden_size))
     if layer.cell.name == "gru":
         matrices = matrices[[2, 0, 1]]  # ours: g, r, z
@@ -118,7 +118,7 @@ def _of_theirs(layer, name: str, theirs: dict[str, Tensor]) -> dict[str, Tensor]
 
 
 def weights_of(layer, name: str) -> dict[str, tuple[Tensor, nn.Parameter]]:
-    """Return PyTorch's weights of one layer and direction, each with the parameter of `layer` that it is made from."""
+    """Return PyTorch's weights of one layer and direction, each with the parameter of `layer` from which it is made."""
     linear, recurrent = layer._modules[f"input_{name}"], layer._modules[f"recurrent_{name}"]
     R, b = recurrent.R, recurrent.b
     values = in_order(linear.weight, R, b, layer.cell.name == "gru")
@@ -131,10 +131,10 @@ def weights_of(layer, name: str) -> dict[str, tuple[Tensor, nn.Parameter]]:
 
 
 def initial_states(layer, x: Tensor, states: Tensor | Sequence[Tensor] | None) -> list[Tensor] | None:
-    """Return the caller's states in the dtype of x, or zeros, as PyTorch's functions take them; None if they are wrong.
+    """Return the caller's states, or zeros, in the dtype of x and the format of PyTorch's functions; None if wrong.
 
     Args:
-        layer: a FlashRNN of one head.
+        layer: a FlashRNN with one head.
         x: [T, B, features], or [B, T, features] if the layer is batch_first.
         states: a tensor [layers and directions, B, hidden_size] per state of the cell, or None.
     """
@@ -150,13 +150,13 @@ def initial_states(layer, x: Tensor, states: Tensor | Sequence[Tensor] | None) -
 
 
 def in_order(W: Tensor, R: Tensor, b: Tensor | None, gru: bool) -> list[Tensor]:
-    """Return PyTorch's weights of one direction, without or with two biases, one of which may be zeros.
+    """Return PyTorch's weights of one direction, with two biases (one of which may be zeros) or none.
 
     Args:
-        W: [Gi * D, features], of the input product.
+        W: [Gi * D, features], the weight of the input product.
         R: [Gr, 1, D, D].
-        b: [G, 1, D].
-        gru: whether the gates are those of a GRU. Those of other cells have PyTorch's order.
+        b: [G, 1, D], or None.
+        gru: whether the gates are those of a GRU. The gates of other cells are in PyTorch's order.
     """
     if not gru:
         return [W, R.flatten(0, 2)] if b is None else [W, R.flatten(0, 2), b.flatten(), torch.zeros_like(b).flatten()]
@@ -165,7 +165,7 @@ def in_order(W: Tensor, R: Tensor, b: Tensor | None, gru: bool) -> list[Tensor]:
 
 
 def _set_requires_grad(layer, name: str, module: nn.Module) -> None:
-    """Train a parameter if PyTorch's network trains one of the weights that it is made from; freeze it otherwise."""
+    """Make a parameter trainable if PyTorch's network trains one of the weights from which it is made."""
     for parameter in {source for _, source in weights_of(layer, name).values()}:
         theirs = [p for p, (_, source) in weights_of(layer, name).items() if source is parameter]
         parameter.requires_grad_(any(getattr(module, p).requires_grad for p in theirs))

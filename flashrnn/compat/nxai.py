@@ -13,7 +13,7 @@ from flashrnn import Cell, get_cell
 from flashrnn import flashrnn as recurrence
 
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
-_LOOPS = ("vanilla", "vanilla_fwbw")  # the time loops in PyTorch, which there look at no dtype but that of the tensors
+_LOOPS = ("vanilla", "vanilla_fwbw")  # the time loops in PyTorch, which only use the dtypes of the tensors
 _NOT_OFFERED = {
     "gradient_recurrent_cut": False,
     "gradient_recurrent_clipval": None,

@@ -1,1 +1,1 @@
-"""Printers: scalar graphs as source code of each backend's language."""
+"""Printers, which write scalar graphs as source code in the language of each backend."""

@@ -20,7 +20,7 @@ _FORMULA = EVERYWHERE | {"and": "{0} && {1}", "or": "{0} || {1}", "not": "!{0}",
 def device_function(
     graph: Graph, name: str, inputs: dict[str, Sequence[str]], outputs: dict[str, Sequence[str]]
 ) -> str:
-    """Return a device function of float arrays; `inputs` and `outputs` name every array and its elements."""
+    """Return a device function of float arrays; `inputs` and `outputs` contain the names of all arrays and elements."""
     arrays = [f"const float (&{a})[{max(len(names), 1)}]" for a, names in inputs.items()]
     arrays += [f"float (&{a})[{max(len(names), 1)}]" for a, names in outputs.items()]
     place = {element: f"{a}[{k}]" for a, names in inputs.items() for k, element in enumerate(names)}
@@ -40,7 +40,7 @@ def cell_functions(cell: Cell) -> str:
 
 
 class Exchange(NamedTuple):
-    """What is reduced at once over the units of a head: nodes of a graph by their kind."""
+    """The nodes of a graph that are reduced over the units of a head in one exchange, by kind of reduction."""
 
     sums: tuple[int, ...]
     moments: tuple[int, ...]  # mean and variance
@@ -48,7 +48,7 @@ class Exchange(NamedTuple):
 
     @property
     def words(self) -> int:
-        """Return the numbers that it takes for a sequence, as `Partial` in kernels/partial.cuh."""
+        """Return the number of values per sequence, as `Partial` in kernels/partial.cuh."""
         return len(self.sums) + 3 * len(self.moments) + len(self.maxima)
 
     @property
@@ -76,7 +76,7 @@ def operation_count(cell: Cell, direction: str) -> int:
 
 
 class Late(NamedTuple):
-    """Inputs that a function asks for, as late as possible: `late` fills them in the array of their group."""
+    """Inputs that a function requests as late as possible: `late` writes them to the array of their group."""
 
     group: str
     names: tuple[str, ...]
@@ -85,10 +85,10 @@ class Late(NamedTuple):
 def head_functions(cell: Cell) -> str:
     """Return the text of `cells_forward` and `cells_backward` of a cell that reduces over the units of a head.
 
-    They compute CELLS cells of a thread, phase by phase. `units.reduce` reduces between phases (`UnitReductions` in
-    resident/kernels/unit_reductions.cuh); `late` gives the recurrent gates, in the backward the gradients of the new
-    states. The forward also returns statistics and the gates as they are stored, which the backward takes
-    (`cells.statistics`).
+    They compute the CELLS cells of a thread, phase by phase. Between phases, `units.reduce` reduces over units
+    (`UnitReductions` in resident/kernels/unit_reductions.cuh). `late` provides the recurrent gates or, in the backward
+    pass, the gradients of the new states. The forward function also returns statistics and the stored form of the
+    gates, which the backward function reads (`cells.statistics`).
     """
     late = Late("g", cell.recurrent_gates), Late("d_new", tuple(f"d_new_{state}" for state in cell.states))
     return "\n\n".join(
@@ -100,7 +100,7 @@ def head_functions(cell: Cell) -> str:
 def hoisted_function(parts: Hoisted, direction: str) -> tuple[str, int]:
     """Return the text of `hoisted` or, "backward", of `hoisted_gradient`, and the vectors of its largest exchange.
 
-    They are those of `head_functions`, but that all arguments are there, so that `late` is not called.
+    They are like those of `head_functions`, but never call `late`, because all arguments are available.
     """
     gradients = {"d_g": tuple(f"d_{gate}" for gate in parts.gates)}
     if direction == "forward":
@@ -138,7 +138,7 @@ def _exchanges(graph: Graph) -> tuple[Exchange, ...]:
 
 
 def _exchange(graph: Graph, reductions: Sequence[int]) -> Exchange:
-    """Return the reduced nodes. A mean is a sum, or comes with the variance of the same node."""
+    """Return the reduced nodes. A mean is computed as a sum, or together with the variance of the same node."""
     reduced = {op: [graph.nodes[k].args[0] for k in reductions if graph.nodes[k].op == op] for op in REDUCTIONS}
     moments, means = tuple(reduced["unit_variance"]), reduced["unit_mean"]
     sums = dict.fromkeys([*reduced["unit_sum"], *(a for a in means if a not in moments)])
@@ -146,7 +146,7 @@ def _exchange(graph: Graph, reductions: Sequence[int]) -> Exchange:
 
 
 def _head_function(function: Function, late: Late) -> str:
-    """Return the device function of a graph that reduces over units: loops over a thread's cells, and exchanges."""
+    """Return the device function of a graph with reductions over units: loops over a thread's cells, and exchanges."""
     graph, body, number = function.graph, _Phases(function, late), 0
     for phase in phases(graph, graph.outputs.values()):
         body.wait_for_late(phase.computes)
@@ -190,13 +190,13 @@ class _Phases:
         return _literal(node.value) if node.op == "const" else f"v{index}[q]"
 
     def wait_for_late(self, nodes: Sequence[int]) -> None:
-        """Ask for the late inputs before the first loop that needs them."""
+        """Request the late inputs before the first loop that needs them."""
         if self._waits and any(self._graph.nodes[k].value in self._late.names for k in nodes):
             self.lines.append(f"  late({self._late.group});")
             self._waits = False
 
     def define(self, nodes: Sequence[int]) -> None:
-        """Compute nodes in the next loop, but those that are there."""
+        """Compute the nodes in the next loop, except those that have been computed."""
         for k in nodes:
             node = self._graph.nodes[k]
             if k in self._defined or node.op in ("input", "const", *REDUCTIONS):
@@ -214,14 +214,14 @@ class _Phases:
         ]
 
     def loop(self, statements: list[str]) -> None:
-        """Write a loop over cells of what is to be computed, and `statements`."""
+        """Write a loop over cells that computes the pending nodes, followed by `statements`."""
         body, self._pending = [*self._pending, *statements], []
         if body:
             self.lines += ["#pragma unroll", "  for (int q = 0; q < CELLS; q++) {"]
             self.lines += [*(f"    {statement}" for statement in body), "  }"]
 
     def whole(self) -> str:
-        """Return the function with all that was written, and its results."""
+        """Return the complete function with its results."""
         inputs, outputs = self._function.inputs, self._function.outputs
         self.wait_for_late([k for k, node in enumerate(self._graph.nodes) if node.op == "input"])
         self.loop(self._results())
@@ -236,7 +236,7 @@ class _Phases:
 
 
 def _reduced(graph: Graph, index: int, exchange: Exchange, number: int, text: Callable[[int], str]) -> str:
-    """Return the text of a reduction, of what the exchange of that number gives."""
+    """Return the text of a reduction, given the number of its exchange."""
     node, sums, moments = graph.nodes[index], len(exchange.sums), len(exchange.moments)
     (a,) = node.args
     if graph.is_uniform(a):  # a sum

@@ -1,4 +1,4 @@
-"""The functions that a cell is printed as, whatever the language."""
+"""The functions of a cell that are printed, independent of the language."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from flashrnn.cells.trace import trace
 
 
 class Function(NamedTuple):
-    """A graph to be printed as a function: arguments and results in groups, in the order of the cell."""
+    """A graph to be printed as a function, with arguments and results in groups, in the order of the cell."""
 
     name: str
     graph: Graph
@@ -19,7 +19,7 @@ class Function(NamedTuple):
 
 
 def functions(cell: Cell, dtype: torch.dtype = torch.float32) -> tuple[Function, ...]:
-    """Return `cell_forward`, `cell_factors` and `cell_backward` of a cell, for numbers of a dtype (see `trace`)."""
+    """Return `cell_forward`, `cell_factors` and `cell_backward` of a cell for a dtype (see `trace`)."""
     graphs = trace(cell, dtype)
     step = {"g": cell.gates, "s": cell.states}
     factors = tuple(sorted(graphs.factors.outputs, key=lambda name: int(name.removeprefix("factor"))))

@@ -1,4 +1,4 @@
-"""Scalar graphs as loops over arrays, for numba to compile."""
+"""Scalar graphs as loops over arrays, which numba compiles."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -18,9 +18,9 @@ _FORMULA = PYTHON | {"not": "not {0}"}
 def cell_loop(cell: Cell, direction: str, dtype: torch.dtype, rounding: str = "") -> str:
     """Return the C function `kernel(gates, states, count)`, backward `kernel(gates, states, d_states, count)`.
 
-    It goes over `count` numbers of every gate and state, STRIDE apart, and writes its results in the place of what it
-    reads: the new states, the first one rounded by the function `rounding` if given, or the gradients of the gates and
-    of the states before.
+    It processes `count` elements of every gate and state, STRIDE apart, and overwrites its inputs with its results: the
+    new states, the first of which is rounded by the function `rounding` if given, or the gradients of the gates and of
+    the previous states.
     """
     forward, factors, backward = functions(cell, dtype)
     gates = {name: f"gates[{k} * STRIDE + i]" for k, name in enumerate(cell.gates)}
@@ -42,11 +42,11 @@ class RowStep(NamedTuple):
     """The step of a cell that reduces over the units of a row."""
 
     text: str
-    slots: int  # of WIDTH numbers each, after the states or their gradients, that a row is worked on in
+    slots: int  # number of buffers of WIDTH elements for a row, after the states or their gradients
 
 
 def cell_rows(cell: Cell, direction: str, dtype: torch.dtype, rounding: str = "") -> RowStep:
-    """Return what `cell_loop` does, for rows of D units, WIDTH apart."""
+    """Return a function like that of `cell_loop`, but for rows of D units, WIDTH apart."""
     forward, _, backward = functions(cell, dtype)
     places = {name: ("gates", k) for k, name in enumerate(cell.gates)}
     places |= {name: ("states", k) for k, name in enumerate(cell.states)}
@@ -79,15 +79,15 @@ def _loop(arrays: Sequence[str], body: list[str]) -> str:
 
 
 class _RowPrinter:
-    """Prints a loop over rows, in which loops over units and reductions take turns.
+    """Prints a loop over rows, in which loops over units and reductions alternate.
 
-    A row is copied, because loops over a single array are vectorized without checks that arrays do not overlap.
+    A row is copied to one array, because loops over one array are vectorized without checks for overlapping arrays.
 
     Args:
-        graph: what is computed.
-        places: for each input its array and its number in it.
-        results: for each result the input whose place it goes to.
-        rounded: for inputs, the functions by which results go to their places.
+        graph: the graph to compute.
+        places: for each input, its array and its index in it.
+        results: for each result, the input that it overwrites.
+        rounded: for such inputs, the function that rounds the result.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class _RowPrinter:
         return RowStep(_kernel(arrays, [*rows, *_indented(lines)]), len(self.slot))
 
     def _copies(self, names: Iterable[str], back: bool = False) -> list[str]:
-        """Return copies from the inputs' places to the row, or `back`."""
+        """Return the copies of the inputs to the row or, with `back`, of the results from the row."""
         lines = []
         for name in names:
             ends = ["row, " + self.slot[name], "{}, {} * STRIDE + start".format(*self.places[name])]
@@ -148,7 +148,7 @@ class _RowPrinter:
 
 
 def _body(function: Function, inputs: dict[str, str], outputs: dict[str, str]) -> list[str]:
-    """Return statements that assign the function's results to the texts in `outputs`, all inputs being read before."""
+    """Return statements that read all inputs, then assign the results of the function to the texts in `outputs`."""
     names = variables(function.graph.inputs)
     read = [f"{variable} = {inputs[name]}" for name, variable in names.items()]
     printed, texts = operations(function.graph, outputs, names, lambda value: f"F({value!r})", _expression)

@@ -1,4 +1,4 @@
-"""Cuts a graph that reduces over units into loops over units, for languages in which a loop sees one unit at a time."""
+"""Division of a graph with reductions over units into loops over units, for languages without vector operations."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -7,19 +7,20 @@ from flashrnn.cells.graph import REDUCTIONS, TRUTH, Graph
 
 
 class Phase(NamedTuple):
-    """Nodes of the same values in all units, then a loop over units, then the reductions that it has made possible.
+    """Nodes that are equal in all units, then a loop over units, then the reductions that depend on this loop.
 
-    Reductions that do not depend on each other are in the same phase. The last phase has none: its loop gives results.
+    Reductions that do not depend on each other are in the same phase. The last phase has no reductions; its loop
+    computes the results.
     """
 
     uniform: tuple[int, ...]
-    reads: tuple[int, ...]  # what earlier loops have computed
-    computes: tuple[int, ...]  # in order, inputs among them
+    reads: tuple[int, ...]  # nodes computed by earlier loops
+    computes: tuple[int, ...]  # nodes in the order of execution, including inputs
     reductions: tuple[int, ...]
 
 
 def phases(graph: Graph, results: Iterable[int]) -> list[Phase]:
-    """Return the phases that compute the nodes `results`; a node is computed in the first one that needs it."""
+    """Return the phases that compute the nodes `results`. Each node is computed in the first phase that needs it."""
     results = list(results)
     order, level = graph.needed(results), {}
     for index in order:
@@ -38,7 +39,7 @@ def phases(graph: Graph, results: Iterable[int]) -> list[Phase]:
 
 
 def stored_nodes(graph: Graph, found: Iterable[Phase]) -> list[int]:
-    """Return the nodes whose values in all units must be stored: what later loops read, and what is reduced."""
+    """Return the nodes whose values in all units must be stored: those that later loops read or that are reduced."""
     reduced = {graph.nodes[k].args[0] for phase in found for k in phase.reductions}
     reduced = {k for k in reduced if not graph.is_uniform(k) and graph.nodes[k].op != "input"}
     return sorted(reduced.union(*(phase.reads for phase in found)))
@@ -49,7 +50,7 @@ def _is_operation(graph: Graph, index: int) -> bool:
 
 
 def _loop(graph: Graph, wanted: Iterable[int], computed: set[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return what a loop that computes the nodes `wanted` reads of what is `computed`, and what it computes."""
+    """Return the nodes of `computed` that a loop for the nodes `wanted` reads, and the nodes that it computes."""
     todo, reads, computes = list(wanted), set(), set()
     while todo:
         index = todo.pop()

@@ -1,4 +1,4 @@
-"""What the printers share: the walk over a graph, from inputs to results, and what languages write alike."""
+"""Code shared by the printers: the traversal of a graph from inputs to results, and common syntax."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -11,7 +11,7 @@ PYTHON = EVERYWHERE | {"div": "{0} / {1}", "and": "{0} & {1}", "or": "{0} | {1}"
 
 
 def variables(names: Iterable[str]) -> dict[str, str]:
-    """Return the name of an input in printed code, where no other name looks like it."""
+    """Return the variable of each input in printed code; the names do not collide with others."""
     return {name: f"x_{name}" for name in names}
 
 
@@ -22,10 +22,10 @@ def operations(
     literal: Callable[[float], str],
     expression: Callable[[Node, list[str]], str],
 ) -> tuple[list[tuple[str, Node, str]], list[str]]:
-    """Return the operations that the outputs `results` need, in order, as (name, node, text), and the results' texts.
+    """Return the operations for the outputs `results`, in order, as (name, node, text), and the texts of the results.
 
-    `inputs` has the text of every input, `literal` gives that of a constant and `expression` that of an operator on
-    the texts of its operands.
+    `inputs` are the texts of the inputs, `literal` returns the text of a constant, and `expression` that of an
+    operator, given the texts of its operands.
     """
     results, lines, texts = list(results), [], {}
     for index in graph.needed(graph.outputs[name] for name in results):
@@ -41,7 +41,7 @@ def operations(
 
 
 def write(op: str, args: Sequence[str], formulas: Mapping[str, str], library: str) -> str:
-    """Return an operator on the texts of its operands: by its formula, or as the function `{library}{op}`."""
+    """Return the text of an operator, given those of its operands: its formula, or a call of `{library}{op}`."""
     return formulas[op].format(*args) if op in formulas else f"{library}{op}({', '.join(args)})"
 
 

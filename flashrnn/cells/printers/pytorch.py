@@ -15,8 +15,8 @@ _FORMULA |= {
     "unit_max": "{0}.amax(-1, keepdim=True)",
     "unit_variance": "{0}.var(-1, correction=0, keepdim=True)",
 }
-_CLAMP = {"max": "min", "min": "max"}  # the argument of clamp that a constant operand is
-_TENSOR_FIRST = ("fmod", "copysign")  # whose second operand alone may be a number
+_CLAMP = {"max": "min", "min": "max"}  # the argument of clamp for a constant operand
+_TENSOR_FIRST = ("fmod", "copysign")  # operators of which only the second operand may be a number
 
 
 def torch_function(graph: Graph, arguments: Sequence[str], results: Sequence[str]) -> Callable:
@@ -30,7 +30,7 @@ def torch_function(graph: Graph, arguments: Sequence[str], results: Sequence[str
 
     def text_of(node: Node, args: list[str]) -> str:
         is_constant = [graph.constant(a) is not None for a in node.args]
-        if node.op == "where" and is_constant[1:] == [True, True]:  # two numbers would give the default dtype
+        if node.op == "where" and is_constant[1:] == [True, True]:  # with two numbers, the dtype would be the default
             args[1] = as_tensor(args[1])
         if node.op in _TENSOR_FIRST and is_constant[0]:
             args[0] = as_tensor(args[0])

@@ -8,13 +8,13 @@ from flashrnn.cells.printers.functions import Function, functions
 from flashrnn.cells.printers.printing import PYTHON, operations, python_function, variables, write
 
 _FORMULA = PYTHON | {"where": "tl.where({0}, {1}, {2})"}
-_OF_BLOCKS = ("pow", "fmod", "copysign")  # which take no plain numbers
+_OF_BLOCKS = ("pow", "fmod", "copysign")  # operators that do not accept plain numbers
 
 
 def device_function(function: Function, head_dim: int | None = None) -> str:
     """Return a function of float32 blocks, with an argument per element of its groups, that returns a tuple.
 
-    Where it reduces over units, blocks are [sequences, units], and the first `head_dim` units are those of the head.
+    If it reduces over units, blocks are [sequences, units], of which the first `head_dim` units belong to the head.
     """
     arguments = [name for group in function.inputs.values() for name in group]
     results = [name for group in function.outputs.values() for name in group]
@@ -31,7 +31,7 @@ def device_function(function: Function, head_dim: int | None = None) -> str:
         return write(node.op, args, _FORMULA, "op_")
 
     def of_block(index: int, text: str) -> str:
-        """Return a result, of the shape of the arguments."""
+        """Return a result with the shape of the arguments."""
         if is_constant(index):
             return full(text)
         return f"tl.broadcast_to({text}, {inputs[arguments[0]]}.shape)" if function.graph.is_uniform(index) else text
@@ -48,7 +48,7 @@ def device_function(function: Function, head_dim: int | None = None) -> str:
 def cell_functions(cell: Cell, head_dim: int | None = None) -> str:
     """Return `cell_forward`, `cell_factors` and `cell_backward` of a cell (see `trace.Trace`) as the text of a module.
 
-    Those of a cell that reduces over units are for heads of `head_dim` units.
+    If the cell reduces over units, the functions are for heads of `head_dim` units.
     """
     return "\n\n\n".join(device_function(function, head_dim) for function in functions(cell)) + "\n"
 
