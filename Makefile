@@ -1,5 +1,7 @@
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12,$(shell command -v $(name))) python3.11)
 BIN := .venv/bin
+INSTALL := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist worksteal
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -10,8 +12,9 @@ help:  ## list the targets
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(INSTALL) torch
+	$(INSTALL) --editable '.[test]'
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # pip would compile on one core; some files are templates
 	@touch $@
 
 setup: .venv/installed  ## create .venv with pinned versions
@@ -25,12 +28,13 @@ lint: setup  ## check format, lint rules and import direction
 	$(BIN)/lint-imports
 
 test test-all: export OMP_WAIT_POLICY = passive  # threads of one process do not spin while the other's compute
+test test-all: export PYTHONDONTWRITEBYTECODE =  # or each process that tests start compiles this project again
 
 test: setup lint  ## lint, then run the CPU tests except the slow ones; ARGS is passed to pytest
-	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not gpu and not slow' $(ARGS)
+	$(PYTEST) -m 'not gpu and not slow' $(ARGS)
 
-test-all: test  ## make test, then the slow tests
-	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'slow and not gpu' $(ARGS)
+test-all: setup lint  ## as make test, with the slow tests
+	$(PYTEST) -m 'not gpu' $(ARGS)
 
 results: setup  ## measure the results that docs/results lacks for this GPU; ARGS="minutes=10" or "list=true"
 	$(BIN)/python -m scripts.results $(ARGS)
