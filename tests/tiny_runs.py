@@ -10,6 +10,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from tests import fresh
 from training import evaluation
 from training.configuration import CONFIGS, composed, with_values
 
@@ -74,11 +75,20 @@ def configs_in(folder):
     return build
 
 
+def environment():
+    """Of a command, such that it runs on one thread."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
 def run(module, *arguments, folder):
     """A command in a process of its own, as a user gives it."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return fresh.run([module, *arguments], folder, environment())
+
+
+def run_anew(module, *arguments, folder):
+    """As `run`, by an interpreter that has imported nothing."""
     command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120)
 
 
 def evaluate(ckpt, *overrides):

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from scripts.train import train
-from tests.docs import fresh, pages
+from tests import fresh
+from tests.docs import pages
 from tests.scripts.test_lm_eval import HARNESS
 from tests.tiny_runs import SHORT, TINY, config
 from tests.training.test_xlstm_checkpoint import slstm_layer
@@ -127,5 +128,5 @@ def test_a_command_of_the_pages_works_in_a_new_process(commands, clone, tmp_path
     folder = shutil.copytree(clone, tmp_path / "clone", symlinks=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
     for arguments, needs_many in commands:
-        status, printed = fresh.run(reduced(arguments, needs_many), folder, environment)
-        assert status == 0, printed
+        ended = fresh.run(reduced(arguments, needs_many), folder, environment)
+        assert ended.returncode == 0, ended.stdout + ended.stderr

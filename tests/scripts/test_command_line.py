@@ -11,7 +11,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from scripts.train import train
-from tests.tiny_runs import SHORT, TINY, losses, run
+from tests.tiny_runs import SHORT, TINY, losses, run, run_anew
 from training import checkpoint
 from training.resumed_config import command_of_run
 
@@ -95,7 +95,7 @@ def test_wrong_input_ends_in_a_few_lines(tmp_path, monkeypatch, module, argument
 
 
 def test_an_error_ends_the_process_without_a_traceback(tmp_path):
-    ended = run("scripts.export", "ckpt=nowhere", "out=x", "to=y", folder=tmp_path)
+    ended = run_anew("scripts.export", "ckpt=nowhere", "out=x", "to=y", folder=tmp_path)
     assert ended.returncode == 1
     assert "'to'" in ended.stderr
     assert len(ended.stderr.splitlines()) <= 3
@@ -104,7 +104,7 @@ def test_an_error_ends_the_process_without_a_traceback(tmp_path):
 @pytest.mark.parametrize("module", ["scripts.train", "scripts.evaluate"])
 def test_help_comes_before_pytorch_is_loaded(tmp_path, module, monkeypatch):
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
-    helped = run(module, "--help", folder=tmp_path)
+    helped = run_anew(module, "--help", folder=tmp_path)
     assert helped.returncode == 0
     assert "ckpt" in helped.stdout
     assert "benchmark:" not in helped.stdout  # a group of another command
@@ -118,7 +118,7 @@ def test_configs_of_ones_own(tmp_path):
     folder.mkdir()
     folder.joinpath("mine.yaml").write_text("defaults: [lstm]\n")
     arguments = ("--config-dir", str(tmp_path), "model=mine", "trainer.max_steps=5", "--cfg", "job")
-    shown = run("scripts.train", *arguments, folder=tmp_path)
+    shown = run_anew("scripts.train", *arguments, folder=tmp_path)
     assert "max_steps: 5" in shown.stdout
 
 

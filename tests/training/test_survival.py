@@ -4,8 +4,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +13,8 @@ import torch
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
 from scripts.train import train
-from tests.tiny_runs import ROOT, SHORT, TINY, evaluate, losses, run
+from tests import fresh
+from tests.tiny_runs import SHORT, TINY, environment, evaluate, losses, run
 from training import checkpoint
 from training.build import build_trainer
 from training.checkpoint import LAST, PREVIOUS, AtomicCheckpointIO
@@ -28,26 +27,21 @@ CONTENT = {"config": {}, "state_dict": {"w": torch.arange(1000.0)}}
 @contextmanager
 def endless_run(folder, *arguments):
     """A run of `arguments` without an end, started; what is left of it in the end is killed."""
-    endless = [*TINY["parity"], *SHORT, "trainer.max_steps=1000000", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "scripts.train", *endless]
-    options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored by a shell's background jobs
-    with subprocess.Popen(command, cwd=folder, env=environment, **options) as process:
-        try:
-            yield process
-        finally:
-            if _of_group(process.pid):
-                os.killpg(process.pid, signal.SIGKILL)
+    endless = ["scripts.train", *TINY["parity"], *SHORT, "trainer.max_steps=1000000", *arguments]
+    command = fresh.Command(endless, folder, environment())
+    try:
+        yield command
+    finally:
+        if _of_group(command.pid):
+            os.killpg(command.pid, signal.SIGKILL)
 
 
-def wait_for(process, folder, file):
+def wait_for(command, folder, file):
     """The folder of the run, as soon as it has this file."""
     deadline = time.monotonic() + 120
     while not (found := list(folder.glob(f"outputs/parity/*/{file}"))):
-        assert process.poll() is None, process.stderr.read()
+        assert command.wait(0.01) is None, command.stderr
         assert time.monotonic() < deadline
-        time.sleep(0.01)
     return Path(str(found[0]).removesuffix(file))
 
 
@@ -86,8 +80,8 @@ def test_a_signal_saves_the_step_under_way(number, tiny_config, tmp_path):
     with endless_run(tmp_path, "trainer.deterministic=true", *arguments) as ended:
         ended_run = wait_for(ended, tmp_path, "metrics.csv")
         os.killpg(ended.pid, number)
-        assert ended.wait(timeout=60) == 128 + number
-        message = ended.stderr.read()
+        assert ended.wait(60) == 128 + number
+        message = ended.stderr
     step = checkpoint.load(checkpoint.find(str(ended_run)))["global_step"]
     assert list(losses(ended_run)) == list(range(step))
     assert re.search(f"{number.name} .*step {step}.*ckpt_path={ended_run} ", message)
@@ -121,8 +115,8 @@ def test_sigusr1_in_the_evaluation_ends_the_run(tmp_path):
     with endless_run(tmp_path, "val_every=1000000", "trainer.max_steps=3", "data.eval_batches=1000000") as ended:
         wait_for(ended, tmp_path, f"checkpoints/{LAST}")
         time.sleep(2)
-        ended.send_signal(signal.SIGUSR1)
-        assert ended.wait(timeout=60) == -signal.SIGUSR1
+        os.kill(ended.pid, signal.SIGUSR1)
+        assert ended.wait(60) == -signal.SIGUSR1
 
 
 @pytest.mark.slow
@@ -131,10 +125,10 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
         wait_for(ended, tmp_path, "config.yaml")
         time.sleep(2)
         for _ in range(2):
-            ended.send_signal(signal.SIGINT)
+            os.kill(ended.pid, signal.SIGINT)
             time.sleep(0.5)
-        assert ended.wait(timeout=60) == 1
-        assert "Ctrl-C again" in ended.stderr.read()
+        assert ended.wait(60) == 1
+        assert "Ctrl-C again" in ended.stderr
 
 
 @pytest.mark.slow
@@ -142,9 +136,9 @@ def test_ctrl_c_in_the_evaluation(tmp_path):
     with endless_run(tmp_path, "val_every=1000000", "trainer.max_steps=3", "data.eval_batches=1000000") as ended:
         wait_for(ended, tmp_path, f"checkpoints/{LAST}")
         time.sleep(2)
-        ended.send_signal(signal.SIGINT)
-        assert ended.wait(timeout=60) == 128 + signal.SIGINT
-        assert re.search("step 3.*python -m scripts.evaluate ckpt=", ended.stderr.read())
+        os.kill(ended.pid, signal.SIGINT)
+        assert ended.wait(60) == 128 + signal.SIGINT
+        assert re.search("step 3.*python -m scripts.evaluate ckpt=", ended.stderr)
 
 
 @pytest.mark.slow
@@ -154,8 +148,8 @@ def test_sigterm_ends_all_processes(strategy, tmp_path):
     two = [strategy, "trainer.devices=2", "trainer.precision=32-true", "data.batch_size=2"]
     with endless_run(tmp_path, *two, "val_every=1000000", "trainer.log_every_n_steps=7") as ended:
         ended_run = wait_for(ended, tmp_path, "metrics.csv")
-        ended.terminate()
-        assert ended.wait(timeout=60) == 128 + signal.SIGTERM
+        os.kill(ended.pid, signal.SIGTERM)
+        assert ended.wait(60) == 128 + signal.SIGTERM
         deadline = time.monotonic() + 60
         while _of_group(ended.pid):
             assert time.monotonic() < deadline

@@ -5,7 +5,7 @@ import runpy
 import pytest
 import torch
 
-from tests.tiny_runs import run as command
+from tests.tiny_runs import run_anew
 from training import checkpoint
 from training.export import export
 from training.text_generation import generate
@@ -95,7 +95,7 @@ def test_on_the_command_line_prompts_are_taken_as_they_are(run, monkeypatch, cap
 
 @pytest.mark.parametrize("module", ["scripts.generate", "scripts.export"])
 def test_help_shows_every_key(module, tmp_path):
-    helped = command(module, "--help", folder=tmp_path)
+    helped = run_anew(module, "--help", folder=tmp_path)
     assert helped.returncode == 0
     assert f"python -m {module} ckpt=PATH" in helped.stdout
     assert "ckpt: ???  # a run folder" in helped.stdout

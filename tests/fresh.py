@@ -1,0 +1,69 @@
+"""`python -m MODULE ARGUMENTS` in a process that has imported none of this project.
+
+It begins as a fork of one that has imported the libraries alone, which takes longer than most commands.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import tempfile
+from multiprocessing import get_context
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import torch
+
+_CONTEXT = get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "lightning.pytorch", "hydra", "numba"])
+
+
+class Command:
+    """A command that runs in `folder`, as `subprocess.Popen` gives it: it leads a session and a group of its own."""
+
+    def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
+        self._printed = tempfile.TemporaryDirectory()
+        self._streams = Path(self._printed.name, "stdout"), Path(self._printed.name, "stderr")
+        for stream in self._streams:
+            stream.touch()
+        self._process = _CONTEXT.Process(target=_main, args=(arguments, folder, environment, self._streams))
+        self._process.start()
+        self.pid = self._process.pid
+
+    def wait(self, timeout: float) -> int | None:
+        """Its exit status, if it ends within so many seconds."""
+        self._process.join(timeout)
+        return self._process.exitcode
+
+    @property
+    def stdout(self) -> str:
+        return self._streams[0].read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self._streams[1].read_text()
+
+
+def run(arguments: list[str], folder: Path, environment: dict[str, str]) -> CompletedProcess:
+    """Run the command in `folder`, as `subprocess.run` does; after two minutes it is killed."""
+    command = Command(arguments, folder, environment)
+    if command.wait(120) is None:
+        os.killpg(command.pid, signal.SIGKILL)
+    return CompletedProcess(arguments, command.wait(60), command.stdout, command.stderr)
+
+
+def _main(arguments: list[str], folder: Path, environment: dict[str, str], streams: tuple[Path, Path]) -> None:
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by a shell's background jobs
+    ours = [name for name in sys.modules if name.partition(".")[0] in ("flashrnn", "models", "data", "scripts")]
+    assert not ours
+    for number, stream in enumerate(streams, start=1):
+        with stream.open("w") as file:
+            os.dup2(file.fileno(), number)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # which PyTorch reads where it is imported
+    sys.path.insert(0, str(folder))
+    sys.argv = arguments
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
