@@ -1,4 +1,4 @@
-"""A table of kernel times with those of others, and of the bars that ours have to reach."""
+"""A table of kernel times with those of others, and of the targets for ours."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from benchmarks.ours import is_ours
 from benchmarks.results import by_job, milliseconds
 
 FLASHRNN, FASTEST = "flashrnn_1.0.8", "the faster peer"
-RATIO_BARS = {
+_RATIO_TARGETS = {
     (12, 64, 16): (6, FLASHRNN),
     (12, 64, 32): (8, FLASHRNN),
     (12, 64, 64): (8, FLASHRNN),
@@ -23,9 +23,9 @@ RATIO_BARS = {
 """LSTM, forward and backward, T = 1024: how many times faster than which peer, by (N, D, B)."""
 
 _NO_KERNELS = ("attention", "pytorch_loop", "compiled_loop", "graphed_loop")  # not recurrent kernels
-_STEP_BAR = 0.40  # µs per time step of an LSTM's forward pass with 12 x 64 and up to 64 sequences
-_CELL_BAR = 1.3  # time of other cells' forward and backward relative to the LSTM's
-_MEMORY_BAR = 1.0  # peak memory relative to that of flashrnn 1.0.8
+_STEP_TARGET = 0.40  # µs per time step of an LSTM's forward pass with 12 x 64 and up to 64 sequences
+_CELL_TARGET = 1.3  # time of other cells' forward and backward relative to the LSTM's
+_MEMORY_TARGET = 1.0  # peak memory relative to that of flashrnn 1.0.8
 
 
 def times(rows: dict[str, dict]) -> dict[str, float]:
@@ -46,7 +46,7 @@ def print_table(rows: list[dict]) -> None:
     """Print the milliseconds of every implementation, ours also in µs per step, and the ratio to the fastest peer."""
     jobs = by_job(rows)
     peers = list(dict.fromkeys(name for found in jobs.values() for name in found if name != OURS))
-    lines = [["case", "mode", OURS, "µs/step", *peers, "ratio", "bars"]]
+    lines = [["case", "mode", OURS, "µs/step", *peers, "ratio", "targets"]]
     for job, found in jobs.items():
         ms = times(found)
         fastest = fastest_peer(ms)
@@ -66,26 +66,26 @@ def _cell(rows: dict[str, dict], name: str) -> str:
 
 
 def verdicts(job: Job, jobs: dict[Job, dict[str, dict]]) -> list[str]:
-    """Return, for each bar that applies to the job and can be judged, the reached value and whether it suffices."""
+    """Return, for each target that applies to the job and can be judged, the reached value and whether it suffices."""
     case, ms = job.case, times(jobs[job])
     if OURS not in ms or case.T != 1024:
         return []
     found = []
-    bar, peer = RATIO_BARS.get((case.N, case.D, case.B), (None, None))
+    target, peer = _RATIO_TARGETS.get((case.N, case.D, case.B), (None, None))
     against = ms.get(fastest_peer(ms) if peer == FASTEST else peer)
     lstm = times(jobs.get(Job(replace(case, function="lstm"), job.mode), {}))
     if case.function == "lstm" and job.mode == TRAINING and against:
-        found.append(_verdict(against / ms[OURS], bar, f"x faster than {peer}", at_least=True))
+        found.append(_verdict(against / ms[OURS], target, f"times as fast as {peer}", at_least=True))
     if case.function != "lstm" and job.mode == TRAINING and OURS in lstm:
-        found.append(_verdict(ms[OURS] / lstm[OURS], _CELL_BAR, "x the LSTM's time"))
+        found.append(_verdict(ms[OURS] / lstm[OURS], _CELL_TARGET, "times the LSTM's time"))
     if case.function == "lstm" and job.mode == FORWARD and (case.N, case.D) == (12, 64) and case.B <= 64:
-        found.append(_verdict(1000 * ms[OURS] / case.T, _STEP_BAR, " µs/step"))
+        found.append(_verdict(1000 * ms[OURS] / case.T, _STEP_TARGET, "µs per step"))
     if job.mode == TRAINING and FLASHRNN in ms and (case.N, case.D, case.B) == (12, 64, 64):
         memory = jobs[job][OURS]["peak_mib"] / jobs[job][FLASHRNN]["peak_mib"]
-        found.append(_verdict(memory, _MEMORY_BAR, f"x the memory of {FLASHRNN}"))
+        found.append(_verdict(memory, _MEMORY_TARGET, f"times the memory of {FLASHRNN}"))
     return found
 
 
-def _verdict(value: float, bar: float, what: str, at_least: bool = False) -> str:
-    met = value >= bar if at_least else value <= bar
-    return f"{value:.2f}{what}, bar {bar:g}: {'met' if met else 'MISSED'}"
+def _verdict(value: float, target: float, what: str, at_least: bool = False) -> str:
+    missed = value < target if at_least else value > target
+    return f"{value:.2f} {what} (target: at {'least' if at_least else 'most'} {target:g}{', missed' if missed else ''})"

@@ -51,6 +51,12 @@ class Corpus:
     # Of local files the first and the end, of a hub dataset which of how many parts; None: all of it.
     section: tuple[int, int] | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.source, str):
+            raise TypeError(
+                f"source={self.source}: expected one name or pattern, such as 'texts/*.txt'; data=mix takes several"
+            )
+
     @cached_property
     def files(self) -> list[str] | None:
         """Return the local files in sorted order; None if the source is on the hub."""
@@ -249,6 +255,7 @@ def local_files(source: str) -> list[str] | None:
         if found := storage.find(source):
             return found
         raise FileNotFoundError(f"no file matches source {source!r}")
+    source = os.path.expanduser(source)
     if Path(source).is_dir():
         raise ValueError(f"source {source!r} is a folder; name its files: '{source.rstrip('/')}/**/*.txt'")
     literal = Path(source).is_file()  # though its name may have brackets

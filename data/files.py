@@ -77,6 +77,8 @@ def _naming(name: str) -> Iterator[None]:
     """Add the name of the file to the errors of all compressions and storages."""
     try:
         yield
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not in UTF-8 ({error}): convert it, for example with iconv") from error
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{name} cannot be read: {reason}; if it is damaged, download it again") from error

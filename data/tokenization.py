@@ -47,7 +47,7 @@ def trained_size(name: str) -> int | None:
     """Return 2048 for "bpe:2048"; None for a tokenizer that exists already."""
     match = TRAINED.fullmatch(name)
     if not match:
-        if name.startswith("bpe:"):
+        if name == "bpe" or name.startswith("bpe:"):
             raise ValueError(f"tokenizer {name!r}: bpe: needs a number of tokens, such as bpe:2048")
         return None
     size = int(match[1])

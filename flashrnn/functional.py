@@ -196,7 +196,8 @@ def _check(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor | None, states: Tensor |
 def check_reset(reset: Tensor, batch: int, *time: int) -> None:
     """Raise TypeError or ValueError unless `reset` is bool [batch, time] or, for a single step, [batch]."""
     if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
-        raise TypeError(f"reset must be a bool tensor, got {getattr(reset, 'dtype', type(reset).__name__)}")
+        kind = getattr(reset, "dtype", type(reset).__name__)
+        raise TypeError(f"reset must be a bool tensor, got {kind}; convert a mask of 0 and 1 by .bool()")
     if tuple(reset.shape) != (batch, *time):
         shape = "[B, T]" if time else "[B]"
         raise ValueError(f"reset must be {shape}, here {[batch, *time]}, got {list(reset.shape)}")

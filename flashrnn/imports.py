@@ -38,7 +38,9 @@ def imported(path: str, kind: type[T], kind_path: str) -> T:
             found = resolve_name(path)
     except (ImportError, AttributeError) as error:
         name = kind.__name__.lower()
-        raise ValueError(f"no {name} {path!r}: {error} (modules are looked for where Python was started)") from error
+        raise ValueError(
+            f"no {name} {path!r}: {error} (modules are looked for where Python was started and in PYTHONPATH)"
+        ) from error
     if not isinstance(found, kind):
         raise TypeError(f"{path} is of type {type(found).__name__}, not a {kind_path}")
     return found

@@ -129,17 +129,17 @@ class FlashRNN(nn.Module):
 
     def forward(
         self,
-        x: Tensor | PackedSequence,
-        states: Tensor | tuple[Tensor, ...] | None = None,
+        input: Tensor | PackedSequence,
+        hx: Tensor | tuple[Tensor, ...] | None = None,
         reset: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, ...]]:
         """Run the network over a batch of sequences.
 
         Args:
-            x: [T, B, input_size], [B, T, input_size] if batch_first, [T, input_size] without a batch, or a
+            input: [T, B, input_size], [B, T, input_size] if batch_first, [T, input_size] without a batch, or a
                 PackedSequence.
-            states: initial states, one tensor [num_layers * directions, B, hidden_size] per state of the cell, in a
+            hx: initial states, one tensor [num_layers * directions, B, hidden_size] per state of the cell, in a
                 tuple if there are several: (h, c) for an LSTM, h for a GRU. None means zeros. With proj_size, the last
                 axis of h has that size.
             reset: bool [B, T] for any batch_first, [1, T] without a batch. True where a document starts: the states
@@ -148,35 +148,37 @@ class FlashRNN(nn.Module):
                 of one. It replaces `reset`; short documents run in parallel, see `flashrnn.flashrnn`.
 
         Returns:
-            out [T, B, directions * hidden_size] in the layout of x (proj_size instead of hidden_size if given), and the
-            last states in the layout of `states`, in float32 for half types.
+            out [T, B, directions * hidden_size] in the layout of input (proj_size instead of hidden_size if given), and
+            the last states in the layout of `hx`, in float32 for half types.
 
         Raises:
             ValueError, TypeError: shapes, dtypes or devices do not match; the message names the expected ones.
             UnsupportedProblem: the named backend does not support the call; the message gives the reason.
         """
-        if cu_seqlens is not None and not (reset is states is None and isinstance(x, Tensor)):
-            raise ValueError("cu_seqlens are for a tensor x; documents start at zero there, without states and reset")
-        if isinstance(x, PackedSequence):
-            return self._forward_packed(x, states, reset)
-        if cu_seqlens is None and (done := self._shorter_way(x, states, reset)) is not None:
+        if cu_seqlens is not None and not (reset is hx is None and isinstance(input, Tensor)):
+            raise ValueError("cu_seqlens are for a tensor; documents start at zero there, without hx and reset")
+        if isinstance(input, PackedSequence):
+            return self._forward_packed(input, hx, reset)
+        if cu_seqlens is None and (done := self._shorter_way(input, hx, reset)) is not None:
             return done
-        self._check_input(x, (2, 3))
-        if x.dim() == 2:
-            out, last = self._run(x[None], self._initial(states), _rows(x[None], reset, cu_seqlens))
+        self._check_input(input, (2, 3))
+        if input.shape[int(self.batch_first and input.dim() == 3)] == 0:
+            raise ValueError(f"input must have at least one time step, got {list(input.shape)}")
+        if input.dim() == 2:
+            out, last = self._run(input[None], self._initial(hx), _rows(input[None], reset, cu_seqlens))
             return out[0], self._last(last, batched=False)
-        x = x if self.batch_first else x.transpose(0, 1)
-        out, last = self._run(x, self._initial(states, x.shape[0]), _rows(x, reset, cu_seqlens))
+        x = input if self.batch_first else input.transpose(0, 1)
+        out, last = self._run(x, self._initial(hx, x.shape[0]), _rows(x, reset, cu_seqlens))
         return out if self.batch_first else out.transpose(0, 1), self._last(last)
 
     def step(
-        self, x_t: Tensor, states: Tensor | tuple[Tensor, ...] | None = None, reset: Tensor | None = None
+        self, input: Tensor, hx: Tensor | tuple[Tensor, ...] | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
-        """Run one time step: x_t [B, input_size] -> out [B, hidden_size] and the new states.
+        """Run one time step: input [B, input_size] -> out [B, hidden_size] and the new states.
 
         Args:
-            x_t: [B, input_size], the input of the step.
-            states: the states that `forward` or `step` returned; None means zeros.
+            input: [B, input_size], the input of the step.
+            hx: the states that `forward` or `step` returned; None means zeros.
             reset: bool [B], True for sequences that start a document here: their states are set to zero first.
 
         Raises:
@@ -185,19 +187,19 @@ class FlashRNN(nn.Module):
         if self.bidirectional:
             raise ValueError("a bidirectional network cannot be stepped: its output depends on the whole sequence")
         if reset is not None:
-            check_reset(reset, len(x_t))
-        if (stepped := self._quick_step(x_t, states, reset)) is not None:
+            check_reset(reset, len(input))
+        if (stepped := self._quick_step(input, hx, reset)) is not None:
             return stepped
-        if isinstance(x_t, Tensor) and x_t.dim() == 2:
-            if (done := cuda_layer.run(self, x_t, states, reset)) is not None:
+        if isinstance(input, Tensor) and input.dim() == 2:
+            if (done := cuda_layer.run(self, input, hx, reset)) is not None:
                 return done
             time, of_steps = int(self.batch_first), None if reset is None else reset.unsqueeze(1)
-            if (done := eager_layer.run(self, x_t.unsqueeze(time), states, of_steps)) is not None:
+            if (done := eager_layer.run(self, input.unsqueeze(time), hx, of_steps)) is not None:
                 return done[0].squeeze(time), done[1]
-        self._check_input(x_t, (2,))
+        self._check_input(input, (2,))
         reset = None if reset is None else reset.unsqueeze(1)
-        x = x_t.unsqueeze(1)
-        out, last = self._run(x, self._initial(states, x.shape[0]), _rows(x, reset, None))
+        x = input.unsqueeze(1)
+        out, last = self._run(x, self._initial(hx, x.shape[0]), _rows(x, reset, None))
         return out.squeeze(1), self._last(last)
 
     def _shorter_way(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
@@ -245,19 +247,19 @@ class FlashRNN(nn.Module):
 
     def _check_input(self, x: Tensor, dims: tuple[int, ...]) -> None:
         if not isinstance(x, Tensor):
-            raise TypeError(f"x must be a tensor or, for whole sequences, a PackedSequence, got {type(x).__name__}")
+            raise TypeError(f"input must be a tensor or, for whole sequences, a PackedSequence, got {type(x).__name__}")
         if x.dim() not in dims or x.shape[-1] != self.input_size:
             allowed = " or ".join(f"{d}-D" for d in dims)
-            raise ValueError(f"x must be {allowed} with {self.input_size} features last, got {list(x.shape)}")
+            raise ValueError(f"input must be {allowed} with {self.input_size} features last, got {list(x.shape)}")
         if not x.is_floating_point():
-            raise TypeError(f"x must be a floating-point tensor, got {x.dtype}")
+            raise TypeError(f"input must be a floating-point tensor, got {x.dtype}")
         weight = self.recurrent_l0.R
         if x.device != weight.device:
-            raise ValueError(f"x is on {x.device}, but the network is on {weight.device}; move them to one device")
+            raise ValueError(f"input is on {x.device}, but the network is on {weight.device}; move them to one device")
         if dtype_under_autocast(x) != dtype_under_autocast(weight):
             raise TypeError(
-                f"x is {x.dtype}, but the weights are {weight.dtype}; give x.to({weight.dtype}), or convert the "
-                f"network with .to({x.dtype})"
+                f"input is {x.dtype}, but the weights are {weight.dtype}; give input.to({weight.dtype}), or "
+                f"convert the network with .to({x.dtype})"
             )
 
     def _forward_packed(self, x: PackedSequence, states, reset: Tensor | None):
@@ -337,7 +339,7 @@ class FlashRNN(nn.Module):
         got = [list(s.shape) if isinstance(s, Tensor) else s for s in given]
         if got != expected:
             shapes = " and ".join(map(str, expected if self.proj_size else expected[:1]))
-            raise ValueError(f"states must be {len(names)} tensor(s) {names} of shape {shapes}, got {got}")
+            raise ValueError(f"hx must be {len(names)} tensor(s) {names} of shape {shapes}, got {got}")
         given = given if batch else [s.unsqueeze(1) for s in given]
         if self.proj_size:
             return [*zip(*(s.unsqueeze(-2) for s in given), strict=True)]

@@ -13,6 +13,7 @@ from flashrnn.dispatch import BACKENDS, UnsupportedProblem, choose, units_to_add
 from flashrnn.gpu import Gpu
 from flashrnn.hoisting import in_parts
 from flashrnn.problem import Problem, dtype_name
+from flashrnn.recurrence import check_sizes
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,20 @@ def plans(
     Raises:
         UnsupportedProblem: no tiling fits; the message gives the violated limits.
     """
+    _check(heads, head_dim, batch, dtype, gpu)
     spec = KernelSpec(direction, get_cell(function), heads, head_dim, batch, dtype, gpu)
     if reason := solver.infeasible(spec):
         raise UnsupportedProblem(f"{direction} does not fit on the chip: {reason.summary}")
     for cycles, found in solver.estimates(spec):
         yield _as_plan(spec, found, cycles)
+
+
+def _check(heads: int, head_dim: int, batch: int, dtype: torch.dtype, gpu: Gpu | None) -> None:
+    check_sizes(heads=heads, head_dim=head_dim, batch=batch)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype such as torch.bfloat16, got {dtype!r}")
+    if not isinstance(gpu, Gpu | None):
+        raise TypeError(f"gpu must be a Gpu, as flashrnn.gpu.named_gpu returns it, or None, got {gpu!r}")
 
 
 def _as_plan(spec: KernelSpec, found: tiling.Tiling, cycles: float) -> Plan:
@@ -129,6 +139,7 @@ def explain(
         reset: the call has a `reset` mask.
         backend: the backend that the call requests.
     """
+    _check(heads, head_dim, batch, dtype, gpu)
     cell, device = get_cell(function), torch.device("cuda" if gpu else "cpu")
     problem = Problem(cell, heads, head_dim, dtype, device, training, reset, gpu)
     units = units_to_add(problem) if backend in ("auto", CudaFused.name) else 0

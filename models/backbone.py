@@ -36,6 +36,12 @@ def check_ids(name: str, ids: Tensor, number: int, ignore: int | None = None) ->
         )
 
 
+def check_not_empty(input_ids: Tensor) -> None:
+    """Raise unless `input_ids` are [B, T] with at least one token in each row."""
+    if input_ids.ndim != 2 or input_ids.shape[1] == 0:
+        raise ValueError(f"input_ids have shape {list(input_ids.shape)}: expected [B, T] with T > 0")
+
+
 class SequenceModel(nn.Module):
     """A GPT-2 backbone with any mixer: token embedding, residual blocks, norm and untied output layer.
 
@@ -169,6 +175,7 @@ class SequenceModel(nn.Module):
 
         The arguments are those of `forward`. A long prompt is read in chunks, to need only the memory of one chunk.
         """
+        check_not_empty(input_ids)
         B, T = input_ids.shape
         plain = fused_blocks.served(self)
         hidden_states = self.hidden_states if plain is None else partial(self.fused_hidden_states, plain)
@@ -228,8 +235,7 @@ class SequenceModel(nn.Module):
 
         The arguments are those of `forward`.
         """
-        if input_ids.ndim != 2 or input_ids.shape[1] == 0:
-            raise ValueError(f"input_ids have shape {list(input_ids.shape)}: expected [B, T] with T > 0")
+        check_not_empty(input_ids)
         if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
             check_ids("input_ids", input_ids, self.vocab_size)
         if states is None:

@@ -1,4 +1,4 @@
-"""The code of an exported model, for machines with `pip install flashrnn-lm transformers` and no clone of this project.
+"""The code of an exported model, for machines with transformers and the wheel of flashrnn-lm, but no clone.
 
 `scripts.export` copies this file into the folder of the model, and the model's `config.json` names its classes, so that
 `AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)` finds them.

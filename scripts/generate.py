@@ -13,7 +13,11 @@ from omegaconf import DictConfig
 from training.command_line import hydra_command, literal
 
 
-@hydra_command("generate", lambda words: literal(words, texts=["prompt", "stop"], paths=["ckpt", "prompts", "out"]))
+def _arguments(words: list[str]) -> list[str]:
+    return literal(words, texts=["prompt"], lists=["stop"], paths=["ckpt", "prompts", "out"])
+
+
+@hydra_command("generate", _arguments)
 def main(config: DictConfig) -> None:
     """Generate text, and print it or write it to a file."""
     from training.text_generation import generate

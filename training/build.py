@@ -8,14 +8,13 @@ from typing import NamedTuple
 import torch
 from hydra.utils import get_object, instantiate
 from lightning import LightningDataModule, Trainer, seed_everything
-from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from omegaconf import DictConfig
 from torch import Tensor
 
 from models.backbone import SequenceModel
-from training import callbacks, checkpoint
+from training import callbacks, checkpoint, launchers
 from training.config_checks import check
 from training.data_interface import check_metric, take_tokenizer
 from training.graceful_stop import GracefulStop
@@ -132,9 +131,6 @@ def build_trainer(config: DictConfig) -> Trainer:
         hooks += [bar] * (bar not in hooks)
     else:
         loggers.append(Lines(config.run_dir, config.trainer.max_steps))
-    # Lightning's requeueing would write checkpoints to the working folder, and all later jobs would resume from them.
-    by_srun = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()  # torchrun may run inside a SLURM job
-    slurm = [SLURMEnvironment(auto_requeue=False)] if by_srun else []
     return instantiate(
         config.trainer,
         default_root_dir=config.run_dir,
@@ -142,5 +138,5 @@ def build_trainer(config: DictConfig) -> Trainer:
         callbacks=hooks,
         enable_progress_bar=bar is not None,
         use_distributed_sampler=not distributes_itself,
-        plugins=[checkpoint.AtomicCheckpointIO(), *slurm],
+        plugins=[checkpoint.AtomicCheckpointIO(), *launchers.environments()],
     )

@@ -1,5 +1,6 @@
 """The frame of all commands: Hydra parses KEY=VALUE arguments, and errors are printed as one line."""
 
+import json
 import logging
 import os
 import re
@@ -9,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from itertools import pairwise
 from typing import Any
 
 import hydra
@@ -26,6 +28,7 @@ from training.configuration import CONFIGS, check_kinds, check_required, compose
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 MULTIRUN = ("-m", "--multirun")
+CONFIG_DIR = ("-cd", "--config-dir")
 MATMUL_PRECISIONS = ("highest", "high", "medium")  # those of torch.set_float32_matmul_precision
 
 
@@ -63,7 +66,7 @@ def hydra_command(
 
             # Without this variable, Hydra would print its errors with a traceback instead of raising them.
             with one_line_errors(), _environment(FULL_ERROR, "1"):
-                sys.argv = [typed[0], *arguments(typed[1:])]
+                sys.argv = [typed[0], *arguments(options_first(typed[1:]))]
                 hydra.main(version_base="1.3", config_path=CONFIGS, config_name=config_name)(run)()
 
         return main
@@ -91,6 +94,16 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
             os.environ[name] = before
 
 
+def options_first(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with -m and --config-dir before the overrides: Hydra refuses options amid them."""
+
+    def is_option(pair: tuple[str, str]) -> bool:
+        before, word = pair
+        return word in (*MULTIRUN, *CONFIG_DIR) or word.startswith("--config-dir=") or before in CONFIG_DIR
+
+    return [word for _, word in sorted(pairwise(["", *arguments]), key=lambda pair: not is_option(pair))]
+
+
 def named(arguments: Sequence[str], key: str) -> list[str]:
     """Return the arguments with a leading single WORD (also after -m) replaced by `key`=WORD."""
     first = next((k for k, word in enumerate(arguments) if word not in MULTIRUN), 0)
@@ -110,23 +123,38 @@ def values(config: DictConfig, name: str, *overrides: str) -> dict[str, Any]:
     return {key: [value] if key in lists and not isinstance(value, list) else value for key, value in found.items()}
 
 
-def literal(arguments: Sequence[str], texts: Sequence[str] = (), paths: Sequence[str] = ()) -> list[str]:
+def literal(
+    arguments: Sequence[str], texts: Sequence[str] = (), lists: Sequence[str] = (), paths: Sequence[str] = ()
+) -> list[str]:
     """Return KEY=VALUE arguments with the values of some keys quoted, so that Hydra takes them literally.
 
     Args:
         arguments: the arguments of a command line.
         texts: keys whose values are always quoted.
+        lists: keys whose values are always quoted, unless they are lists of strings in JSON, such as ["a", "b"].
         paths: keys whose values are quoted unless Hydra parses them as a string or, in a sweep, as several values.
     """
     sweep = not set(arguments).isdisjoint(MULTIRUN)
 
     def read(argument: str) -> str:
         key, equals, value = argument.partition("=")
+        if equals and key in lists:
+            found = _json_texts(value)
+            return f"{key}={quoted(value)}" if found is None else f"{key}=[{','.join(map(quoted, found))}]"
         if not equals or not (key in texts or (key in paths and not _is_text(value, sweep))):
             return argument
         return f"{key}={quoted(value)}"
 
     return [read(argument) for argument in arguments]
+
+
+def _json_texts(value: str) -> list[str] | None:
+    """Return a list of texts in JSON; None for anything else."""
+    try:
+        found = json.loads(value)
+    except json.JSONDecodeError:
+        return None
+    return found if isinstance(found, list) and all(isinstance(text, str) for text in found) else None
 
 
 def _is_text(value: str, sweep: bool) -> bool:

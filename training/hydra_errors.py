@@ -6,7 +6,10 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from hydra.errors import InstantiationException, MissingConfigException, OverrideParseException
+from omegaconf import Container, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+
+from training.configuration import leaves
 
 UNKNOWN_KEY = ConfigAttributeError | ConfigKeyError
 
@@ -16,17 +19,26 @@ def message(error: Exception) -> str:
     if resolving := re.match(r"\w+ raised while resolving interpolation: (.+)", str(error)):
         return resolving[1]  # the rest names a key that the user has not given
     text, cause = _one_line(error), error.__cause__
-    if isinstance(error, OverrideParseException) and error.override not in text:
-        return f"{error.override}: {text}"
+    if isinstance(error, OverrideParseException) and "=" not in error.override:
+        return f"{error.override}: expected KEY=VALUE"
+    if isinstance(error, OverrideParseException) and (found := _quoted(error.override)):
+        return f"{error.override} cannot be read; a value with special characters goes into quotes: {found}"
     if isinstance(error, MissingConfigException) and error.options:
         return text + _closest(error.missing_cfg_file.rpartition("/")[2], error.options)
     if isinstance(error, InstantiationException) and isinstance(cause, ImportError):
         return f"{text}: {_one_line(cause)}"
     unknown = error if isinstance(error, UNKNOWN_KEY) else cause
     if isinstance(unknown, UNKNOWN_KEY) and unknown.parent_node is not None:
-        keys = [str(key) for key in unknown.parent_node]
-        return text + (_closest(str(unknown.key), keys) or f" (known: {', '.join(keys)})")
+        name, keys = str(unknown.key), [str(key) for key in unknown.parent_node]
+        hint = _elsewhere(name, unknown.parent_node) or _closest(name, keys) or f" (known: {', '.join(keys)})"
+        return text + hint
     return text
+
+
+def _quoted(override: str) -> str:
+    """Return KEY=VALUE with the value in quotes for Hydra, and these in quotes for a shell; nothing if it has some."""
+    key, equals, value = override.partition("=")
+    return f"\"{key}='{value}'\"" if equals and "'" not in value and '"' not in value else ""
 
 
 def raised_by_target(error: InstantiationException) -> bool:
@@ -42,6 +54,17 @@ def raised_by_target(error: InstantiationException) -> bool:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).partition("\nConfig search path:")[0].split())
+
+
+def _elsewhere(name: str, node: Container) -> str:
+    """Return a question for keys of that name in other sections, such as optim.lr for lr, or model.num_heads for
+    heads."""
+    config = OmegaConf.to_container(node._get_root())
+    keys = [key.removeprefix(".") for key in leaves(config, "") if not key.startswith(".hydra.")]
+    for ending in (f".{name}", f"_{name}"):
+        if found := [key for key in keys if key.endswith(ending)]:
+            return f" (did you mean {' or '.join(found[:3])}?)"
+    return ""
 
 
 def _closest(name: str, names: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from training.configuration import mixer_name
 from training.provenance import commit
 
-USAGE = """`pip install flashrnn-lm transformers`, then
+USAGE = """Install transformers and the wheel of FlashRNN-LM, which `pip wheel --no-deps .` builds in its clone. Then:
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer

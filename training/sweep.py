@@ -73,13 +73,14 @@ def metric(result: dict, name: str | None) -> float | None:
 def check_sweep(trainer: DictConfig) -> None:
     """Raise ValueError if Lightning would start more processes, each of which would run the whole sweep."""
     import torch
-    from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+
+    from training.launchers import started_by_launcher
 
     devices, on_cpu = trainer.devices, trainer.accelerator == "cpu"
     if devices in ("auto", -1, "-1"):
         devices = 1 if on_cpu else torch.accelerator.device_count()
     number = len(devices) if OmegaConf.is_config(devices) else int(devices)
-    if number * trainer.num_nodes > 1 and not (SLURMEnvironment.detect() or TorchElasticEnvironment.detect()):
+    if number * trainer.num_nodes > 1 and not started_by_launcher():
         raise ValueError(
             f"trainer.devices={trainer.devices} in a sweep (-m): Lightning would start the other processes with the "
             "command of the whole sweep; start the jobs one by one, or set trainer.devices=1"

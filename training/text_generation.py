@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,11 @@ def generate_one(
     dtype: str,
     weights: str = "float",
     repetition_penalty: float = 1.0,
-    stop: str = "",
+    stop: str | Sequence[str] = "",
     **options: Any,
 ) -> str:
     """Print a prompt with its continuation, and return both; `options` are those of transformers' GenerationConfig."""
+    strings = stop_strings(stop)
     model, tokenizer = load(ckpt, device, dtype, weights, options["top_p"])
     if not options["do_sample"]:  # transformers would warn that these are not used
         options = {key: value for key, value in options.items() if key not in SAMPLING}
@@ -90,7 +92,7 @@ def generate_one(
         torch.tensor([ids], device=model.device),
         streamer=streamer,
         logits_processor=LogitsProcessorList([] if repetition_penalty == 1 else [penalty]),
-        **({"stop_strings": [stop], "tokenizer": tokenizer} if stop else {}),
+        **({"stop_strings": strings, "tokenizer": tokenizer} if strings else {}),
         **options,
     )[0]
     print(streamer.speed(), file=sys.stderr)
@@ -132,15 +134,16 @@ def generate_file(
     max_new_tokens: int,
     do_sample: bool,
     weights: str = "float",
-    stop: str = "",
+    stop: str | Sequence[str] = "",
     **options: Any,
 ) -> None:
     """Write the answers to a file of prompts; `options` are those of models.generation.sampler.SamplingParams."""
     for name, value in {"slots": slots, "max_new_tokens": max_new_tokens}.items():
         if value < 1:
             raise ValueError(f"{name}={value}: expected at least 1")
-    lines = read_prompts(prompts)
-    settings = {"ckpt": ckpt, "seed": seed, "dtype": dtype, "max_new_tokens": max_new_tokens, "stop": stop}
+    lines, strings = read_prompts(prompts), stop_strings(stop)
+    settings = {"ckpt": ckpt, "seed": seed, "dtype": dtype, "max_new_tokens": max_new_tokens}
+    settings |= {"stop": stop if isinstance(stop, str) else strings}
     file = AnswerFile(out, lines, settings | {"do_sample": do_sample, "weights": weights, **options})
     model, tokenizer = load(ckpt, device, dtype, weights, options["top_p"])
     if reason := unsupported_reason(model.model):
@@ -150,8 +153,8 @@ def generate_file(
     set_seed(seed)
     keys = row_random.keys(row_random.new_seed(), ids)
     asked = [Prompt(tokens, key, tokens[1:]) for tokens, key in zip(ids, keys, strict=True)][file.answered :]
-    string = StopString(tokenizer, stop) if stop else None
-    ends = StopConditions(max_new_tokens, frozenset({encoder.end_of_text}), string)
+    stops = StopStrings(tokenizer, strings) if strings else None
+    ends = StopConditions(max_new_tokens, frozenset({encoder.end_of_text}), stops)
     start, number, done = time.perf_counter(), 0, file.answered
     try:
         with Progress(total=len(lines), initial=done, unit="prompt", dynamic_ncols=True) as bar:
@@ -169,12 +172,23 @@ def generate_file(
     print(f"({number} tokens, {number / seconds:.0f} per second)", file=sys.stderr)
 
 
-class StopString:
-    """A `stop` of `models.generation.continuous_batching.StopConditions` that ends a text at a given string."""
+def stop_strings(stop: str | Sequence[str] | None) -> list[str]:
+    """Return the strings that end a text: `stop` is one of them, several, or none if it is empty."""
+    if isinstance(stop, str):
+        return [stop] if stop else []
+    strings = list(stop or ())
+    if not all(isinstance(string, str) and string for string in strings):
+        raise ValueError(f"stop={strings}: expected a string, or a list of strings that are not empty")
+    return strings
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, string: str) -> None:
-        self._tokenizer, self._string = tokenizer, string
-        self._reach = len(string.encode())  # largest number of tokens in the string: each has at least one byte
+
+class StopStrings:
+    """A `stop` of `models.generation.continuous_batching.StopConditions` that ends a text at any of some strings."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        # with the largest number of tokens in each string: a token has at least one byte
+        self._reach = {string: len(string.encode()) for string in strings}
 
     def __call__(self, tokens: list[int], before: int) -> int | None:
         if not self._among(tokens, before, len(tokens)):
@@ -182,5 +196,8 @@ class StopString:
         return next(n for n in range(before + 1, len(tokens) + 1) if self._among(tokens, before, n))
 
     def _among(self, tokens: list[int], before: int, end: int) -> bool:
-        """Return whether the string ends with one of the tokens from `before` to `end`."""
-        return self._string in self._tokenizer.decode(tokens[max(0, before + 1 - self._reach) : end])
+        """Return whether a string ends with one of the tokens from `before` to `end`."""
+        return any(
+            string in self._tokenizer.decode(tokens[max(0, before + 1 - reach) : end])
+            for string, reach in self._reach.items()
+        )

@@ -76,6 +76,8 @@ def check_step(cell: str, update: Update, gates: int, states: int) -> None:
         element_wise = _is_element_wise(update, values)
     except (RuntimeError, IndexError) as error:
         reason = str(error).partition("\n")[0]
+        if "size of tensor" in reason:
+            reason += "; a value for each unit is a gate of its bias alone (docs/tutorial_cell.md)"
         raise ValueError(
             f"cell {cell!r}: step must run on tensors of any shape, without Python branches: {reason}"
         ) from error

@@ -27,7 +27,7 @@ _PROCESSORS = {
     MinPLogitsWarper: ("min_p", "min_p"),
 }
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-_INPUTS = {"attention_mask", "past_key_values", "use_cache", "logits_to_keep"}
+_INPUTS = {"attention_mask", "past_key_values", "use_cache", "logits_to_keep", "tokenizer"}  # the last: of stop_strings
 
 
 @dataclass(frozen=True)

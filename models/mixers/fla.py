@@ -69,7 +69,7 @@ class FLAMixer(nn.Module):
         except ImportError as error:
             raise ImportError(
                 f"mixer {layer} needs flash-linear-attention, which cannot be imported ({error}): "
-                "pip install 'flashrnn-lm[fla]'"
+                "pip install '.[fla]' in a clone of flashrnn-lm"
             ) from error
         if not hasattr(layers, layer):
             raise ValueError(f"layer={layer}: there is no such class in fla.layers; GatedDeltaNet is one")

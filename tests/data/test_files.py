@@ -39,6 +39,13 @@ class TestCompressed:
             texts(file)
 
 
+def test_text_in_another_encoding(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes("café".encode("latin1"))
+    with pytest.raises(ValueError, match=r"a\.txt is not in UTF-8 .*iconv"):
+        texts(file)
+
+
 def test_rows_tell_how_much_is_read(tmp_path):
     files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     for file in files:

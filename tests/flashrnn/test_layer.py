@@ -267,18 +267,18 @@ def test_wrong_options(options, message):
 @pytest.mark.parametrize(
     ("x", "error", "message"),
     [
-        ([[0.0] * 5], TypeError, "^x .*PackedSequence, got list"),
-        (torch.zeros(4, 2, 6), ValueError, r"^x .*2-D or 3-D .*5 .*\[4, 2, 6\]"),
-        (torch.zeros(1, 4, 2, 5), ValueError, r"^x .*2-D or 3-D .*5 .*\[1, 4, 2, 5\]"),
-        (torch.zeros(0, 2, 5), ValueError, r"at least one step.*\[2, 0, 4, 1, 6\]"),
-        (torch.zeros(4, 2, 5).long(), TypeError, r"^x .*floating-point.*torch\.int64"),
-        (torch.zeros(4, 2, 5).to("meta"), ValueError, "^x .*meta.* cpu"),
+        ([[0.0] * 5], TypeError, "^input .*PackedSequence, got list"),
+        (torch.zeros(4, 2, 6), ValueError, r"^input .*2-D or 3-D .*5 .*\[4, 2, 6\]"),
+        (torch.zeros(1, 4, 2, 5), ValueError, r"^input .*2-D or 3-D .*5 .*\[1, 4, 2, 5\]"),
+        (torch.zeros(0, 2, 5), ValueError, r"^input .*at least one time step.*\[0, 2, 5\]"),
+        (torch.zeros(4, 2, 5).long(), TypeError, r"^input .*floating-point.*torch\.int64"),
+        (torch.zeros(4, 2, 5).to("meta"), ValueError, "^input .*meta.* cpu"),
         (
             torch.zeros(4, 2, 5).double(),
             TypeError,
-            r"^x .*torch\.float64.*x\.to\(torch\.float32\)",
+            r"^input .*torch\.float64.*input\.to\(torch\.float32\)",
         ),
-        (pack_sequence([torch.zeros(3, 6)]), ValueError, r"^x .*2-D .*5 .*\[3, 6\]"),
+        (pack_sequence([torch.zeros(3, 6)]), ValueError, r"^input .*2-D .*5 .*\[3, 6\]"),
     ],
 )
 def test_wrong_x(x, error, message):
@@ -286,11 +286,24 @@ def test_wrong_x(x, error, message):
         FlashRNN(5, 6)(x)
 
 
+@pytest.mark.parametrize("x", [torch.zeros(2, 0, 5), torch.zeros(0, 5)])
+def test_a_sequence_without_steps(x):
+    with pytest.raises(ValueError, match=r"^input .*at least one time step"):
+        FlashRNN(5, 6, batch_first=True, bidirectional=True)(x)
+
+
+def test_a_call_by_the_keywords_of_pytorch():
+    rnn, x, states = FlashRNN(5, 6), torch.randn(4, 2, 5), (torch.randn(1, 2, 6), torch.randn(1, 2, 6))
+    out, _ = rnn(x, states)
+    assert torch.equal(rnn(input=x, hx=states)[0], out)
+    torch.testing.assert_close(rnn.step(input=x[0], hx=states)[0], out[0])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_autocast_takes_x_of_another_dtype_than_the_weights(dtype):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out, _ = FlashRNN(5, 6)(torch.zeros(4, 2, 5, dtype=dtype))
-        with pytest.raises(TypeError, match=r"x is torch\.float64"):
+        with pytest.raises(TypeError, match=r"input is torch\.float64"):
             FlashRNN(5, 6)(torch.zeros(4, 2, 5).double())
     assert out.dtype == torch.bfloat16
 
@@ -344,7 +357,7 @@ def test_wrong_reset(bidirectional, packed):
 
 
 def test_wrong_step():
-    with pytest.raises(ValueError, match=r"x .*\[2, 1, 5\]"):
+    with pytest.raises(ValueError, match=r"input .*\[2, 1, 5\]"):
         FlashRNN(5, 6).step(torch.zeros(2, 1, 5))
     with pytest.raises(ValueError, match="bidirectional"):
         FlashRNN(5, 6, bidirectional=True).step(torch.zeros(2, 5))

@@ -77,6 +77,21 @@ def test_a_network_explains_its_calls():
     assert "PyTorch's own kernel" not in FlashRNN(8, 64).explain(16, reset=True)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"batch": "16"}, "batch must be an integer, got '16'"),
+        ({"heads": 0}, "heads must be at least 1, got 0"),
+        ({"dtype": "float32"}, "dtype .*torch.bfloat16, got 'float32'"),
+        ({"gpu": "H100"}, "named_gpu.*'H100'"),
+    ],
+)
+def test_arguments_of_another_kind_are_named(wrong, message):
+    given = {"function": "lstm", "heads": 1, "head_dim": 64, "batch": 16, "dtype": torch.float32, "gpu": None} | wrong
+    with pytest.raises((TypeError, ValueError), match=message):
+        explain(**given)
+
+
 class TestCommandLine:
     def test_explains(self, capsys):
         assert main(["explain", "--heads", "1", "--head-dim", "1001", "--batch", "16", "--gpu", "H100"]) == 0

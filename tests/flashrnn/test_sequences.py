@@ -97,11 +97,11 @@ def test_rows_of_documents_are_at_least_half_full_but_for_one():
         assert sum(2 * n < max(lengths) for n in used) <= 1
 
 
-@pytest.mark.parametrize("given", ["reset", "states", "packed"])
+@pytest.mark.parametrize("given", ["reset", "hx", "packed"])
 def test_what_does_not_go_with_cu_seqlens(given):
     rnn, (cu_seqlens, reset) = FlashRNN(5, 6, function="gru"), documents()
     x = pack_sequence([torch.zeros(27, 5)]) if given == "packed" else torch.zeros(27, 1, 5)
-    options = {"reset": {"reset": reset}, "states": {"states": torch.zeros(1, 1, 6)}, "packed": {}}[given]
+    options = {"reset": {"reset": reset}, "hx": {"hx": torch.zeros(1, 1, 6)}, "packed": {}}[given]
     with pytest.raises(ValueError, match="cu_seqlens"):
         rnn(x, cu_seqlens=cu_seqlens, **options)
 

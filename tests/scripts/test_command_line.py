@@ -67,6 +67,7 @@ def test_two_processes_train_as_one(strategy, precision, tolerance, tiny_config,
     ("module", "arguments", "message"),
     [
         ("scripts.train", ["model=lsmt"], "did you mean lstm?"),
+        ("scripts.train", ["optim.lr=1", "-m", "model=lsmt"], "did you mean lstm?"),
         ("scripts.train", ["optim.learning_rate=1"], "'optim.learning_rate'"),
         ("scripts.train", ["model=rnn"], "model.mixer.function"),
         ("scripts.train", ["data.min_length=50"], "min_length=50, max_length=40"),

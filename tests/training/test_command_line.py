@@ -3,7 +3,7 @@
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from training.command_line import literal, one_line_errors, quoted, unquoted
+from training.command_line import literal, one_line_errors, options_first, quoted, unquoted
 
 
 def values(*arguments, **keys):
@@ -22,9 +22,25 @@ def test_a_path_is_one_text_however_hydra_would_read_it(path):
     assert unquoted(quoted(path)) == path
 
 
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ('["\\n\\n", "it\'s, {a}"]', ["\n\n", "it's, {a}"]), ("[INST]", "[INST]"), ("[1]", "[1]"), ("a, b", "a, b"),
+    ],
+)  # fmt: skip
+def test_a_stop_string_is_one_text_or_a_list_in_json(given, taken):
+    assert values(f"stop={given}", lists=["stop"]) == [taken]
+
+
 def test_a_path_in_quotes_a_null_and_other_keys_stay():
     given = ["ckpt='a b'", "ckpt_path=null", "data.eval_lengths=[6,9]"]
     assert values(*given, paths=["ckpt", "ckpt_path"]) == ["a b", None, [6, 9]]
+
+
+def test_options_may_stand_amid_overrides():
+    given = ["experiment=mine", "--config-dir", "a=b", "seed=1", "-m", "model=gru,lstm", "--config-dir=c"]
+    options = ["--config-dir", "a=b", "-m", "--config-dir=c"]
+    assert options_first(given) == [*options, "experiment=mine", "seed=1", "model=gru,lstm"]
 
 
 def test_a_sweep_has_several_paths():

@@ -15,10 +15,15 @@ from training.configuration import check_required, composed
     [
         ("model=lsmt", r"elman.*transformer.*\(did you mean lstm\?\)"),
         ("optim.learning_rate=1", r"optim.learning_rate.*\+optim\.learning_rate=1.*: .*\blr, betas"),
+        ("lr=1e-3", r"\(did you mean optim\.lr\?\)"),
+        ("heads=4", r"\(did you mean model\.num_heads\?\)"),
+        ("model.function=gru", r"\(did you mean model\.mixer\.function\?\)"),
         ("modle=lstm", r"modle.*\(did you mean model\?\)"),
         ("+experiment=text_tiny", "experiment"),
         ("data=parity,s3", "--multirun"),
         ("optim.lr=1,", r"optim\.lr=1,"),
+        ("data.source=~/a.txt", r"quotes: \"data\.source='~/a\.txt'\""),
+        ("parity", "^parity: expected KEY=VALUE"),
     ],
 )
 def test_mistakes_in_overrides(override, message):

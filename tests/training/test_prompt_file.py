@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
 from training import text_generation as command
 from training.prompt_file import read_prompts
-from training.text_generation import StopString, generate
+from training.text_generation import StopStrings, generate, stop_strings
 
 GREEDY = {"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
 SAMPLING = GREEDY | {"do_sample": True, "top_p": 0.9}
@@ -102,6 +102,13 @@ def test_a_text_ends_behind_the_stop_string(exported, prompts, tmp_path):
     for before, after in zip(whole, stopped, strict=True):
         assert before["text"].startswith(after["text"])
         assert (string in before["text"]) == (after["reason"] == "stop_string")
+
+
+def test_the_first_of_several_stop_strings_ends_a_text(exported, capsys):
+    one = {"prompt": "the", "device": "cpu", "dtype": "float32", "seed": 0, "max_new_tokens": 16, **SAMPLING}
+    whole = generate(str(exported), **one)
+    first, *_, last = (letter for letter in whole[3:] if letter.isascii())
+    assert generate(str(exported), **one, stop=[last, first]) == whole[: whole.index(first, 3) + 1]
 
 
 class TestBrokenOff:
@@ -218,7 +225,7 @@ def test_no_room_says_what_to_do(exported, prompts, tmp_path, monkeypatch):
         answers(exported, prompts, tmp_path / "out.jsonl")
 
 
-class TestStopString:
+class TestStopStrings:
     """Within the tokens seen last, however it is spread over them."""
 
     class Letters:
@@ -229,4 +236,12 @@ class TestStopString:
         ("text", "before", "end"), [("a stop b", 0, 6), ("a stop", 5, 6), ("a stop b", 6, None), ("sto", 0, None)]
     )
     def test_is_found_where_it_ends(self, text, before, end):
-        assert StopString(self.Letters(), "stop")([ord(letter) for letter in text], before) == end
+        assert StopStrings(self.Letters(), ["stop"])([ord(letter) for letter in text], before) == end
+
+    def test_the_one_that_ends_first_is_found(self):
+        assert StopStrings(self.Letters(), ["b stop", "top"])([*map(ord, "a stop b stop")], 0) == 6
+
+    @pytest.mark.parametrize("wrong", [["a", ""], ["a", 7]])
+    def test_each_is_a_text(self, wrong):
+        with pytest.raises(ValueError, match=r"stop=\['a', .*list of strings"):
+            stop_strings(wrong)

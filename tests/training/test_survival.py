@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.fabric.plugins.environments import TorchElasticEnvironment
+from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 
 from scripts.train import train
 from tests import fresh
@@ -19,6 +19,7 @@ from training import checkpoint
 from training.build import build_trainer
 from training.checkpoint import LAST, PREVIOUS, AtomicCheckpointIO
 from training.command_line import one_line_errors
+from training.launchers import environments, started_by_launcher
 from training.lightning_module import TrainingModule
 
 CONTENT = {"config": {}, "state_dict": {"w": torch.arange(1000.0)}}
@@ -102,7 +103,13 @@ def test_a_job_of_slurm_goes_on_where_it_is_told_to_alone(tiny_config, tmp_path,
     result = train(config)
     assert list(losses(Path(config.run_dir))) == list(range(8))
     assert evaluate(config.run_dir) == result
-    assert not build_trainer(config)._accelerator_connector.cluster_environment.auto_requeue
+    of_one_task = build_trainer(config)._accelerator_connector.cluster_environment
+    assert isinstance(of_one_task, LightningEnvironment)  # which starts a process for each of several devices
+    for name in ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"):
+        monkeypatch.setenv(name, "2")
+    assert started_by_launcher()
+    (of_srun,) = environments()
+    assert not of_srun.auto_requeue
     for name, value in {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "torchrun within the job")
