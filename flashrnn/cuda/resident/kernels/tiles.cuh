@@ -145,8 +145,9 @@ struct TileLoader {
   static constexpr bool ALL_COPY = COPIES * TILE_THREADS == PER_ROW * TOGETHER;          // else the last threads have fewer
   const char* from[COPIES];
   u32 to[COPIES];
-  bool valid[COPIES];
-  int first_row, left;  // left: copies from the thread's first one on
+  u32 valid[COPIES];
+  int first_row;
+  u32 left;  // copies from the thread's first one on
 
   // first(sequence) points at the first unit of the head in row 0 of the first step.
   template <class First>
@@ -170,9 +171,15 @@ struct TileLoader {
     for (int i = 0; i < COPIES; i++) {
 #pragma unroll
       for (int row = 0; row < ROWS; row += TOGETHER)
-        if ((ROWS % TOGETHER == 0 || row + first_row < ROWS) && (ALL_COPY || i * TILE_THREADS < left))
+        if ((ROWS % TOGETHER == 0 || row + first_row < ROWS) && (ALL_COPY || i * TILE_THREADS < int(left)))
           copy_async<WIDTH * ELEMENT>(to[i] + offset + row * SEQS * PITCH * ELEMENT, from[i] + row * ROW_STRIDE, valid[i] && exists);
       from[i] += step;
     }
+  }
+  // Stops the compiler from computing again in every step what the thread copies where.
+  DEVICE void keep() {
+#pragma unroll
+    for (int i = 0; i < COPIES; i++) asm_fence(to[i]), asm_fence(valid[i]);
+    asm_fence(left);
   }
 };
