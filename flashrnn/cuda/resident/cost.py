@@ -10,6 +10,7 @@ from flashrnn.cuda.resident.tiling import (
     Tiling,
     cells_of_lane,
     contributions,
+    half_used,
     lane_cells,
     more_operations,
     operands,
@@ -35,7 +36,8 @@ _REDUCTION = 200  # reducing over the units of a block
 _REDUCTION_OF_BLOCKS = {False: 600, True: 5000}  # and over those of several, of a cluster or of a grid
 _NEXT_WARP = 5  # eighths of its time that a scheduler's next warp takes for cells whose step reduces over units
 _SECOND_TILE = 59  # what a second batch tile in a block costs besides its work
-# Eighths of its time that a block after the first takes where two fit on a multiprocessor, by whether steps reduce.
+# Eighths of its time that a block after the first takes where two fit on a multiprocessor, by whether steps reduce. If
+# they do not, blocks whose lanes have half as many cells take all of it.
 _SECOND_BLOCK = {False: 5, True: 4}
 _REDUCE = 114  # reducing the slice-K sums of a tile, for each of its warps; a grid's exchange hides it
 _SINGLE = 100  # a lane of a cluster with one cell, whose accesses to memory are half as wide as those of a pair
@@ -60,6 +62,8 @@ def eighths(spec: KernelSpec, tiling: Tiling, at_once: Mapping[int, int], batch:
     fit = minimum(by_registers, gpu.shared_per_block // maximum(shared_memory(spec, tiling), 1))
     alone = lookup(blocks, {size: int(size == 1) for size in at_once})
     second = alone * (minimum(fit, 2) - 1)  # whether two blocks, each a group by itself, fit on a multiprocessor
+    if not trace(spec.cell).reduces:
+        second *= 1 - half_used(tiling)
     step = _step_cycles(spec, tiling)
     if idle := idle_multiprocessors(spec):
         free = gpu.multiprocessors - groups * blocks

@@ -47,6 +47,8 @@ def _as_tiling(spec: KernelSpec, solution: Solution, grid: bool) -> Tiling:
     unknowns = {name: value for name, value in solution.items() if name != _BATCH}
     tiling = Tiling(**{"sequences": 8 * solution["batch_tiles"], **unknowns}, grid=grid)
     any_sequences = spec.any_sequences if trace(spec.cell).reduces else tiling.sequences < tiling.columns
+    if resources.spreads_clusters(spec) and tiling.k_slices == 1 and 2 * tiling.sequences == tiling.columns:
+        any_sequences = False
     return replace(tiling, any_sequences=any_sequences and tiling.blocks > 1 and not grid)
 
 
@@ -129,13 +131,13 @@ def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mappi
         fewer = minimum(sequences, lookup(blocks, {size: _spread(spec, size, at_once[size]) for size in at_once}))
         sequences = p.variable("sequences", range(2, 17, 2), "sequences of a group")
         right = sequences == fewer
-        if trace(spec.cell).reduces:  # whose cells take longest
-            right |= (blocks == 1) & (sequences == 4 * batch_tiles)
-        elif spec.direction == "backward":
+        if not trace(spec.cell).reduces and spec.direction == "backward":
             # With the number of sequences as an argument, clusters of four of 12 x 64 took 181 to 191 us for 512 steps,
             # with all columns 165, and clusters of two 292 and 267: they take those, whatever the batch.
             right &= blocks > 4
             right |= (blocks <= 4) & (sequences == 8 * batch_tiles)
+        may_spread = (blocks == 1) | (k_slices == 1) if resources.spreads_clusters(spec) else blocks == 1
+        right |= may_spread & (sequences == 4 * batch_tiles)
         p.add("sequences of a group", right)
     few = grid or spec.layers > 1  # for what is loaded later, the layer below need not be as far ahead
     stages = p.variable("stages", [2, 3, 4] if few else [2, 3, 4, 6, 8], "steps loaded ahead", prefer="largest")

@@ -179,13 +179,34 @@ def bias_parts(spec: KernelSpec, tiling: Tiling) -> Expression:
 
 
 def lane_cells(spec: KernelSpec, tiling: Tiling) -> Operand:
-    """Return the cells in a lane's fragment: a single block may have half as many sequences as its tiles have."""
+    """Return the cells in a lane's fragment: half as many where it has the sequences of every second column alone."""
     of_tiles = 4 * tiling.batch_tiles
-    if tiling.grid or not trace(spec.cell).reduces:
+    if tiling.grid:
         return of_tiles
     several = minimum(tiling.blocks - 1, 1)
     of_cluster = of_tiles - 2 * dense(spec, tiling)
+    if spreads_clusters(spec):
+        of_cluster -= of_tiles // 2 * one_warp(tiling) * half_used(tiling)
     return maximum(several * of_cluster + (1 - several) * (tiling.sequences // 2), 1)
+
+
+def spreads_clusters(spec: KernelSpec) -> bool:
+    """Return whether clusters with one warp for each tile may use every second column: SPREAD in tiles.cuh.
+
+    In float32, whose R does not fit into the registers of so few warps, they were slower.
+    """
+    return spec.direction == "forward" and spec.dtype.itemsize == 2 and not trace(spec.cell).reduces
+
+
+def one_warp(tiling: Tiling) -> Operand:
+    """Return 1 if a tile has one warp, else 0."""
+    return 1 - minimum(tiling.k_slices - 1, 1)
+
+
+def half_used(tiling: Tiling) -> Operand:
+    """Return 1 if half of the columns are used, else 0."""
+    half = 4 * tiling.batch_tiles
+    return 1 - minimum(maximum(tiling.sequences - half, half - tiling.sequences), 1)
 
 
 def dense(spec: KernelSpec, tiling: Tiling) -> Operand:

@@ -107,6 +107,7 @@ def on_host(monkeypatch, other_backends):
     ("case", "dtype", "forward", "backward"),
     [
         (Case(LSTM, B=3, T=4, N=2, D=30), torch.bfloat16, tiled(2, 1, 1, 8, 1, stages=8), tiled(2, 1, 1, 8, 1)),
+        (Case(LSTM, B=6, T=4, N=1, D=30), torch.float16, tiled(2, 1, 1, 4, 1), tiled(2, 1, 1, 4, 1)),
         (Case(GRU, B=3, T=67, N=1, D=16, reset=True), torch.float32, tiled(1, 1, 1, 4, 1), tiled(1, 1, 1, 8, 1)),
         pytest.param(
             Case(SLSTM, B=9, T=5, N=1, D=32, reset=True),
@@ -121,6 +122,12 @@ def on_host(monkeypatch, other_backends):
             tiled(2, 1, 1, 4, 2),
             tiled(1, 4, 1, 4, 4, stages=2, register_fragments=0),
             marks=pytest.mark.slow,
+        ),
+        (
+            Case(LSTM, B=6, T=5, N=1, D=30, reset=True),
+            torch.bfloat16,
+            tiled(1, 1, 1, 4, 2, any_sequences=False),
+            tiled(2, 1, 1, 4, 1),
         ),
         pytest.param(
             Case(LSTM, B=3, T=6, N=1, D=192),
@@ -137,7 +144,16 @@ def on_host(monkeypatch, other_backends):
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["one block", "resets of three words", "cluster float32", "cluster float16", "cluster in slices", "grid"],
+    ids=[
+        "one block",
+        "one block of few sequences",
+        "resets of three words",
+        "cluster float32",
+        "cluster float16",
+        "cluster of few sequences",
+        "cluster in slices",
+        "grid",
+    ],
 )
 def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
     on_host({"forward": forward, "backward": backward})

@@ -141,9 +141,18 @@ def test_a_batch_is_spread_over_the_clusters_that_run_at_once(batch, sequences):
     assert choice.batches(batch) <= 7
 
 
-def test_small_batches_have_the_backward_of_larger_ones_where_it_is_faster_than_one_of_fewer_sequences():
-    choices = {next(solver.tilings(spec_of("backward", "lstm", 12, 64, batch))) for batch in (1, 4, 8, 12, 16)}
-    assert [choice.sequences for choice in choices] == [8]
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_narrow_heads_are_spread_over_twice_as_many_multiprocessors(direction, cell):
+    """With half of their columns used, lanes have half as many cells; small batches have the kernel of larger ones."""
+    found = (next(solver.tilings(spec_of(direction, cell, 12, 64, batch))) for batch in (1, 4, 8, 16, 32, 64))
+    assert [(choice.blocks, choice.sequences) for choice in found] == [(1, 4)] * 5 + [(1, 8)]
+
+
+@pytest.mark.parametrize(("dtype", "sequences"), [(torch.bfloat16, 4), (torch.float32, 6)])
+def test_clusters_with_one_warp_for_each_tile_are_spread_where_R_fits_into_registers(dtype, sequences):
+    choice = next(solver.tilings(spec_of("forward", "lstm", 12, 96, 16, dtype=dtype)))
+    assert (choice.sequences, choice.any_sequences) == (sequences, dtype == torch.float32)
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

@@ -8,7 +8,7 @@ constexpr int SENT_COLUMNS = PACKED ? 4 : SEQS;  // of them, a split of all sequ
 // Sends h of a unit tile from the send buffer to every block's shared memory, beginning with the next block's.
 DEVICE void send_h(const char* send_buffer, u32 state, u32 barriers, const ThreadCoord& coord) {
   constexpr int AT_ONCE = TILE_THREADS / TILE_VECTORS;  // blocks
-  const u32 vector = coord.tile_thread % TILE_VECTORS, first = coord.tile_thread / TILE_VECTORS;
+  const u32 vector = coord.tile_thread % TILE_VECTORS, first = coord.tile_thread / TILE_VECTORS, column = vector % SENT_COLUMNS;
 #pragma unroll
   for (int split = 0; split < OPERANDS; split++) {
     const u32 own = coord.unit_tile * TILE_VECTORS + vector;
@@ -17,7 +17,7 @@ DEVICE void send_h(const char* send_buffer, u32 state, u32 barriers, const Threa
     for (int i = 0; i < BLOCKS; i += AT_ONCE) {
       const u32 distance = i + first, rank = (coord.rank + distance) % BLOCKS;
       const u32 to = state + split * SPLIT_BYTES + (distance * UNIT_TILES * TILE_VECTORS + own) * 16;
-      if (distance < BLOCKS && vector % SENT_COLUMNS < coord.used())
+      if (distance < BLOCKS && column % SPREAD == 0 && column / SPREAD < coord.used())
         send(remote_address(to, rank), value, remote_address(barriers + distance / SEGMENT_BLOCKS * 8, rank));
     }
   }

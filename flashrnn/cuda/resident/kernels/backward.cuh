@@ -175,7 +175,6 @@ struct Loop {
     float d_g[GATES][CELLS];
     if (!DENSE || coord.has_cells()) step_cells_back(d_g, carried, read, aux_gradients, from_next, cells.valid, units, coord);
 
-    if (IN_ROWS) inputs.to_first_step(t - (STAGES - 1));
     if (SCALED) scale_of_gates(scale, d_g, shared.magnitudes, coord);
     store_gate_operands(d_gate, d_g, scale, gate_operand, (step & 1) * GATE_BYTES, coord);
 #pragma unroll

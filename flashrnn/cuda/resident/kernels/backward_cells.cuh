@@ -151,7 +151,7 @@ struct Results {
 constexpr int BIAS_PARTS = IN_ROWS ? ROWS_AT_ONCE : CELL_SLICES;
 static_assert(BIAS_PARTS * GATES * UNITS * 4 <= SharedMemory::SIZE);
 DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* totals, const ThreadCoord& coord) {
-  if (IN_ROWS) copy_wait<0>();  // `totals` may be where zeros for steps before the first are still copied to
+  if (BLOCKS == 1) copy_wait<0>();  // `totals` may be where zeros for steps before the first are still copied to
   __syncthreads();
 #pragma unroll
   for (int j = 0; j < GATES; j++)

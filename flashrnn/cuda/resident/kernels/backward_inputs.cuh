@@ -38,14 +38,20 @@ struct StatisticsLoader {
 
 // Copies gates, statistics, d_h, the other states before the step and, where the cell's gradient needs it, h before the step;
 // from the last step to the first.
+//
+// A branch around the copies splits the loop into parts that do not overlap. Without BRANCHES there is none: copies for steps before
+// the first write zeros. Clusters of four, and blocks of more than four unit tiles with all columns, are slower without it.
 struct StepInputs {
+  static constexpr bool BRANCHES = !IN_ROWS && (BLOCKS > 1 || (UNIT_TILES > 4 && SPREAD == 1));
   const Params params;
   const ThreadCoord& coord;
   const u32 tile;
   const i64 head;
   TileLoader<sizeof(gate), 1, 0, STORED, GATES_IN_PIECES> gates;
   TileLoader<BYTES, 1, 0> d_h, h;
-  TileLoader<sizeof(aux_number), 1, 0> aux[STATES];
+  using Aux = TileLoader<sizeof(aux_number), 1, 0>;
+  Aux aux[STATES];
+  const char* first_aux[STATES][Aux::COPIES];  // those before the first step; without BRANCHES
   StatisticsLoader statistics;
 
   DEVICE StepInputs(u32 tile, const Params& params, const ThreadCoord& coord)
@@ -57,7 +63,19 @@ struct StepInputs {
     if constexpr (STATISTICS_NEEDED > 0) statistics.start(tile + STATISTICS_TILE, coord, of_head);
     d_h.start(tile + D_H_TILE, coord, [&](i64 n) { return params.d_h + last_row(params, n, 0) * ROW + head; });
     h.start(tile + H_TILE, coord, [&](i64 n) { return params.h + last_row(params, n, 1) * ROW + head; });
+    if constexpr (!BRANCHES) {
+      start_aux(true);
+#pragma unroll
+      for (int i = 0; i < STATES - 1; i++)
+#pragma unroll
+        for (int k = 0; k < Aux::COPIES; k++) first_aux[i][k] = aux[i].from[k], asm_fence(first_aux[i][k]);
+    }
     start_aux(params.T == 1);
+    if constexpr (!BRANCHES) {
+      gates.keep(), d_h.keep(), h.keep();
+#pragma unroll
+      for (int i = 0; i < STATES - 1; i++) aux[i].keep();
+    }
   }
   DEVICE void start_aux(bool first_step) {
 #pragma unroll
@@ -70,29 +88,33 @@ struct StepInputs {
   // Loads the first inputs of the loop, those of the last steps.
   DEVICE void load_first(int steps) {
 #pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) {
-      load(steps - 1 - i, i);
-      if (IN_ROWS) to_first_step(steps - 1 - i);
-    }
+    for (int i = 0; i < STAGES - 1; i++) load(steps - 1 - i, i);
     copy_wait<STAGES - 2>();
   }
-  // Starts the copies of step t. IN_ROWS, there is no branch: it would split the loop into parts that do not overlap.
+  // Starts the copies of step t.
   DEVICE void load(int t, int stage) {
-    const bool exists = !IN_ROWS || t >= 0;
-    if (IN_ROWS || t >= 0) {
+    if (!BRANCHES || t >= 0) {
+      const bool exists = BRANCHES || t >= 0;
       gates.load(stage * INPUT_BYTES, -params.gates_step, exists);
       if constexpr (STATISTICS_NEEDED > 0) statistics.load(stage * INPUT_BYTES, -params.gates_step, exists);
       d_h.load(stage * INPUT_BYTES, -params.h_step, exists);
-      if (!IN_ROWS) to_first_step(t + 1);
+      to_initial_states(t);
 #pragma unroll
       for (int i = 0; i < STATES - 1; i++) aux[i].load(stage * INPUT_BYTES, -params.aux_step, exists);
-      if (USES_H && (IN_ROWS || t > 0)) h.load(stage * INPUT_BYTES, -params.h_step, !IN_ROWS || t > 0);
+      if (USES_H && (!BRANCHES || t > 0)) h.load(stage * INPUT_BYTES, -params.h_step, BRANCHES || t > 0);
     }
     copy_commit();
   }
-  // Lets the copies after those of step t begin at the states before the first step, if they are of that step.
-  DEVICE void to_first_step(int t) {
-    if (STATES > 1 && t == 1 && params.T > 1) start_aux(true);
+  // Lets the copies of step t begin at the states before the first step, if they are of that step.
+  DEVICE void to_initial_states(int t) {
+    if constexpr (BRANCHES) {
+      if (STATES > 1 && t == 0 && params.T > 1) start_aux(true);
+    } else {
+#pragma unroll
+      for (int i = 0; i < STATES - 1; i++)
+#pragma unroll
+        for (int k = 0; k < Aux::COPIES; k++) aux[i].from[k] = t == 0 ? first_aux[i][k] : aux[i].from[k];
+    }
   }
 };
 

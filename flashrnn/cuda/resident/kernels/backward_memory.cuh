@@ -9,6 +9,7 @@ constexpr int M_TILES = BLOCKS == 1 ? 1 : PADDED / 16 / WARPS;  // tiles of 16 u
 constexpr int M_CHUNK =  // how many of them at once
     M_TILES <= 8 ? M_TILES : M_TILES % 4 == 0 ? 4 : M_TILES % 3 == 0 ? 3 : M_TILES % 2 == 0 ? 2 : 1;
 static_assert(M_TILES * WARPS * 16 == PADDED * (BLOCKS == 1 ? K_SLICES : 1) && GR * UNIT_TILES % (BLOCKS == 1 ? K_SLICES : 1) == 0);
+static_assert(SPREAD == 1 || BLOCKS == 1);
 using Weights = Fragments<M_TILES * K_TILES, REGISTER_FRAGMENTS, true>;
 
 constexpr int SPLIT_BYTES = GR * UNITS * OPERAND_COLUMNS * 2;

@@ -4,8 +4,9 @@
 // of blocks anywhere on the GPU. A block owns UNIT_TILES tiles of 16 units; K_SLICES warps work on a tile, each on its slice
 // of the product's inner axis (slice-K). In the products, row i of a 16-row fragment is unit 2i of its tile and row i + 8 is
 // unit 2i + 1. So the lane with quad i (lane / 4) and lane_in_quad j (lane % 4) holds units 2i, 2i + 1 of sequences 2j, 2j + 1.
-// A "cell" is one such unit of one sequence: cell q of a lane is unit 2i + q % 2 of sequence 8 (q / 4) + 2j + q / 2 % 2. If one block
-// has no more than half of SEQS sequences, they are the even ones (SPREAD), so that a lane has half as many cells.
+// A "cell" is one such unit of one sequence: cell q of a lane is unit 2i + q % 2 of sequence 8 (q / 4) + 2j + q / 2 % 2. If one block,
+// or in the forward a cluster with one warp for each tile, has no more than half of SEQS sequences, they are the even ones (SPREAD), so
+// that a lane has half as many cells.
 //
 // DENSE (tiling.py): where a cluster's steps reduce over units and no more than half of the columns are used, lanes that would have
 // no cells take some of others' fragments, which come to them through the shared memory of slice-K. Two warps of a tile then have
@@ -29,7 +30,8 @@ constexpr int PADDED = UNITS * BLOCKS;              // of a head, D of them real
 constexpr int WARPS = UNIT_TILES * K_SLICES;
 constexpr int THREADS = 32 * WARPS;
 constexpr int TILE_THREADS = 32 * K_SLICES;         // threads that work on one unit tile
-constexpr int SPREAD = BLOCKS == 1 && SEQUENCES <= SEQS / 2 ? 2 : 1;
+constexpr bool SPREADS = BLOCKS == 1 || (CLUSTERED && K_SLICES == 1 && !ANY_SEQUENCES && !REDUCES);
+constexpr int SPREAD = SPREADS && SEQUENCES <= SEQS / 2 ? 2 : 1;
 static_assert(!DENSE || (REDUCES && CLUSTERED && K_SLICES > 1 && BATCH_TILES == 1 && SEQUENCES <= SEQS / 2));
 constexpr int LANE_CELLS = DENSE ? 2 : 4 * BATCH_TILES / SPREAD;  // cells in a lane's fragment, if it shares these with no other
 constexpr int CELL_SLICES = K_SLICES < LANE_CELLS ? K_SLICES : LANE_CELLS;  // warps of a tile that compute its cells
@@ -143,8 +145,9 @@ struct TileLoader {
   static constexpr bool ALL_COPY = COPIES * TILE_THREADS == PER_ROW * TOGETHER;          // else the last threads have fewer
   const char* from[COPIES];
   u32 to[COPIES];
-  bool valid[COPIES];
-  int first_row, left;  // left: copies from the thread's first one on
+  u32 valid[COPIES];
+  int first_row;
+  u32 left;  // copies from the thread's first one on
 
   // first(sequence) points at the first unit of the head in row 0 of the first step.
   template <class First>
@@ -168,9 +171,15 @@ struct TileLoader {
     for (int i = 0; i < COPIES; i++) {
 #pragma unroll
       for (int row = 0; row < ROWS; row += TOGETHER)
-        if ((ROWS % TOGETHER == 0 || row + first_row < ROWS) && (ALL_COPY || i * TILE_THREADS < left))
+        if ((ROWS % TOGETHER == 0 || row + first_row < ROWS) && (ALL_COPY || i * TILE_THREADS < int(left)))
           copy_async<WIDTH * ELEMENT>(to[i] + offset + row * SEQS * PITCH * ELEMENT, from[i] + row * ROW_STRIDE, valid[i] && exists);
       from[i] += step;
     }
+  }
+  // Stops the compiler from computing again in every step what the thread copies where.
+  DEVICE void keep() {
+#pragma unroll
+    for (int i = 0; i < COPIES; i++) asm_fence(to[i]), asm_fence(valid[i]);
+    asm_fence(left);
   }
 };
