@@ -199,6 +199,8 @@ def test_a_layer_compiled_to_cuda_graphs_makes_its_zeros_outside_of_their_memory
         ("lstm", 12, 64, 16, torch.float32),
         ("gru", 6, 128, 16, torch.float32),
         ("lstm", 3, 256, 16, torch.float32),
+        ("gru", 1, 768, 16, torch.float32),  # three tiles in turns
+        ("lstm", 1, 768, 16, torch.float32),  # four
     ],
 )
 def test_overlapped_d_R_is_that_after_the_loop(monkeypatch, function, N, D, B, dtype, reset, time_major):

@@ -20,6 +20,11 @@ struct Partial {
       words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
     }
   }
+  DEVICE void store(float* to) const {
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++)
+      reinterpret_cast<float4*>(to)[i] = make_float4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+  }
   // Adds what `units` others contribute.
   DEVICE void add(const Partial& other, float units) {
 #pragma unroll

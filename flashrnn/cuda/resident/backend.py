@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from flashrnn.cells import Cell
-from flashrnn.cells.printers.cuda import exchanges
 from flashrnn.cells.trace import trace
 from flashrnn.cuda import short_gradients
 from flashrnn.cuda.ahead import meanwhile
@@ -21,7 +20,7 @@ from flashrnn.cuda.resident import concurrent_gradient, solver, tiling
 from flashrnn.cuda.resident.calls import Backward, BackwardCall, Forward, Plan, producers
 from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.resident.source import gate_format
-from flashrnn.cuda.resident.tiling import Tiling, splits
+from flashrnn.cuda.resident.tiling import Tiling, published_words, splits
 from flashrnn.cuda.short_gradients import ShortGradients
 from flashrnn.cuda.source import finite_at_zero
 from flashrnn.cuda.spec import ALONE, Concurrency, KernelSpec, Variant, short_steps, specs_of, variant_of
@@ -247,9 +246,8 @@ def _workspace(spec: KernelSpec, tiling: Tiling) -> int:
         exchanged = 3 * splits(spec) * tile * 2
     else:  # two buffers of partial sums, from every block of a group to every block: kernels/reduce_scatter.cuh
         exchanged = 2 * tiling.blocks * tile * spec.dtype.itemsize
-    found = exchanges(spec.cell, spec.direction)  # kernels/unit_reductions.cuh
-    pairs = max(len(found), 2) * 8 * tiling.batch_tiles * tiling.blocks * max((one.pairs for one in found), default=0)
-    return exchanged + 8 * tiling.blocks + 8 * pairs  # and a word for each block: GridBarrier in kernels/grid.cuh
+    barrier = tiling.blocks + 16  # words, and those up to a cache line: GridBarrier in kernels/grid.cuh
+    return exchanged + 8 * (barrier + published_words(spec, tiling))
 
 
 def _backward_kernel(

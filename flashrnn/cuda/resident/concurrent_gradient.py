@@ -23,7 +23,6 @@ from flashrnn.cuda.weight_gradient import WIDEST, previous_h, sizes_and_indices
 from flashrnn.memory_format import batch_time_strides
 
 _BLOCK = 64  # columns in shared memory
-_TILES = 2  # of a block, at most
 _TURN_STEPS = 64  # steps in which tiles of a block take turns, at least: it takes about as long as 10 steps
 _LOADS_AHEAD = 2, 4  # loads in flight with TF32, at least and at most
 _FEWEST_PRODUCTS = 1_000_000  # per step; fewer take less time after the loop than counting chunks takes the loop
@@ -49,6 +48,7 @@ class _Pipeline(NamedTuple):
     """How rows of a dtype are loaded and multiplied."""
 
     splits: int  # as `KernelSpec.splits`
+    tiles: int  # of a block, at most: more than two were tried in float32 alone
     units: tuple[int, ...]  # of a tile: 64 for each warpgroup
     columns: int  # of a tile, at most: its sums are in registers, in float32 two of each
     rows: tuple[int, ...]  # of a load: the first that fits into shared memory
@@ -61,10 +61,10 @@ class _Pipeline(NamedTuple):
 
 def _pipeline(spec: KernelSpec) -> _Pipeline:
     if spec.dtype.itemsize == 2:
-        return _Pipeline(1, (128, 192), 256, (128, 64, 32), 4, 480, 0, 2.5e-4)
+        return _Pipeline(1, 2, (128, 192), 256, (128, 64, 32), 4, 480, 0, 2.5e-4)
     if spec.variant.tf32:
-        return _Pipeline(spec.splits, (128, 192), 128, (64, 32), 2, 0, 0.155, 0)
-    return _Pipeline(spec.splits, (128,), 128, (64, 32), 2, 0, 0.19, 0)
+        return _Pipeline(spec.splits, 2, (128, 192), 128, (64, 32), 2, 0, 0.155, 0)
+    return _Pipeline(spec.splits, 4, (128,), 128, (64, 32), 2, 0, 0.19, 0)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Tiling:
             tiles = -(-number // idle) if idle > 0 else number
             choices = [Tiling(units, columns, tiles, -(-number // tiles), rows) for rows in pipeline.rows]
             fitting = next((choice for choice in choices if choice.ahead(spec) is not None), None)
-            if fitting and tiles <= _TILES:
+            if fitting and tiles <= pipeline.tiles:
                 found.append(fitting)
         return min(found, key=lambda tiling: tiling.step(spec), default=None)
 

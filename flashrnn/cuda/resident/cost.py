@@ -33,7 +33,7 @@ _CROWDED = 150  # in the backward of several blocks: one of more than four cells
 _OPERATION = 4  # one more operation in the step of a cell, if one block has the head
 _OPERATION_OF_SEVERAL = 2  # and if several share it
 _REDUCTION = 200  # reducing over the units of a block
-_REDUCTION_OF_BLOCKS = {False: 600, True: 5000}  # and over those of several, of a cluster or of a grid
+_REDUCTION_OF_BLOCKS = {False: 600, True: 2300}  # and over those of several, of a cluster or of a grid
 _NEXT_WARP = 5  # eighths of its time that a scheduler's next warp takes for cells whose step reduces over units
 _SECOND_TILE = 59  # what a second batch tile in a block costs besides its work
 # Eighths of its time that a block after the first takes where two fit on a multiprocessor, by whether steps reduce. If

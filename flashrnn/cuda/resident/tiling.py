@@ -18,6 +18,7 @@ from flashrnn.residual import residual_dtype
 
 _BARRIERS = 64  # bytes of shared memory, as BARRIER_BYTES in resident/kernels/tiles.cuh
 _GRID_SLACK = {"forward": 20, "backward": 16}  # registers for an exchange through L2
+_LATER_EXCHANGE = 16  # for each exchange over units after the first of a forward step, with two float16 numbers for one
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ def registers(spec: KernelSpec, tiling: Tiling) -> Expression:
     if spec.direction == "forward":
         sums, values = len(spec.cell.recurrent_gates), 1 + (gates + 2 * states) * cells + cells // 4 * 34
         values += more_operations(spec.cell, spec.direction) // 8 * cells
+        if is_scaled(spec):
+            values += _LATER_EXCHANGE * tiling.grid * max(len(exchanges(spec.cell, "forward")) - 1, 0)
     else:
         sums = maximum(4, minimum(tiling.blocks // tiling.k_slices, 8))
         constants = len(spec.cell.gates) - gates  # whose gradients are added up, of neighbouring units
@@ -105,7 +108,15 @@ def polled_words(spec: KernelSpec, tiling: Tiling) -> Operand:
     if not tiling.grid:
         return 0
     pairs = max((one.pairs for one in exchanges(spec.cell, spec.direction)), default=0)
-    return 2 * pairs * ceil_div(tiling.blocks, 32)
+    return 2 * pairs * minimum(4, ceil_div(tiling.blocks * tiling.batch_tiles, 4 * tiling.k_slices))
+
+
+def published_words(spec: KernelSpec, tiling: Tiling) -> int:
+    """Return the words of 8 bytes that a grid's reductions over units take: WORDS in kernels/grid_reductions.cuh."""
+    found = exchanges(spec.cell, spec.direction)
+    pairs = max((one.pairs for one in found), default=0)
+    row = tiling.columns * (pairs if pairs < 2 else pairs + pairs % 2)
+    return max(len(found), 2) * tiling.blocks * tiling.unit_tiles * (row + -row % 16)
 
 
 def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
@@ -153,17 +164,21 @@ def _reduction_bytes(spec: KernelSpec, tiling: Tiling) -> Operand:
     if not found:
         return 0
     vectors, seqs = max(one.vectors for one in found), 8 * tiling.batch_tiles
-    several, alone = (0, 0) if tiling.grid else (minimum(tiling.blocks - 1, 1), 1 - minimum(tiling.blocks - 1, 1))
+    if tiling.grid:
+        return 2 * tiling.warps * seqs * vectors * 16
+    several = minimum(tiling.blocks - 1, 1)
     of_buffers = found if len(found) > 1 else found * 2
     part = sum(8 if one.words <= 2 else 16 * one.vectors for one in of_buffers)
     sequences = seqs if tiling.any_sequences else tiling.sequences
     received = tiling.blocks * contributions(spec, tiling) * sequences * part + ceil(len(of_buffers) / 2) * 16
-    partials = seqs * ((1 + alone) * (contributions(spec, tiling) * vectors + 1) + vectors) * 16
-    return (1 - several) * (1 - alone * int(in_rows(spec))) * partials + several * received
+    partials = seqs * (2 * (contributions(spec, tiling) * vectors + 1) + vectors) * 16
+    return (1 - several) * (1 - int(in_rows(spec))) * partials + several * received
 
 
 def contributions(spec: KernelSpec, tiling: Tiling) -> Operand:
     """Return how many warps of a block have units of the same sequence."""
+    if tiling.grid and trace(spec.cell).reduces:  # BOTH_UNITS in tiles.cuh
+        return tiling.unit_tiles
     return tiling.unit_tiles * (1 + minimum(tiling.k_slices // lane_cells(spec, tiling), 1) * (1 - dense(spec, tiling)))
 
 

@@ -145,6 +145,9 @@ def on_host(monkeypatch):
             Tiling(128, 40, 2, 1, 32),
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            Case(LSTM, B=3, T=180, N=1, D=72), torch.float32, True, Tiling(128, 72, 3, 1, 32), marks=pytest.mark.slow
+        ),
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,
 )
@@ -220,6 +223,7 @@ def _resets(B: int, T: int) -> Tensor:
         ),  # faster than a library's narrow products
         (LSTM, 1, 128, 256, torch.float32, 32, None),  # not narrow for a library
         (LSTM, 1, 512, 16, torch.float32, 64, 64),
+        (LSTM, 1, 768, 16, torch.float32, 96, 36),  # four tiles for each block
         (LSTM, 3, 512, 64, torch.float32, 96, None),  # six products of splits take longer than the loop and a library
         (LSTM, 12, 62, 32, torch.float32, 96, None),  # no 16 bytes
     ],

@@ -253,6 +253,13 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
             tiled(1, 4, 2, 16, 4, grid=True),
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            Case(LAYERNORM_LSTM, B=7, T=4, N=1, D=62, reset=True),
+            torch.float32,
+            tiled(1, 4, 1, 8, 4, grid=True),
+            tiled(1, 4, 1, 8, 4, grid=True),
+            marks=pytest.mark.slow,
+        ),
         (
             Case(COMPETING, B=3, T=5, N=1, D=30, reset=True),
             torch.float32,
@@ -275,6 +282,7 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
         "cluster of few sequences maximum",
         "cluster of nine",
         "grid",
+        "grid of one cell for each lane",
         "grid maximum",
     ],
 )

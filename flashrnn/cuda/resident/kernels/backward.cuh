@@ -94,7 +94,7 @@ DEVICE void scatter_gradient(int step, const Weights& weights, const OperandScal
 
 // SCALED: computes the scales of the block's gradients of recurrent gates. All have synchronised since the step before.
 DEVICE void scale_of_gates(OperandScale& scale, const float (&d_g)[GATES][CELLS], float* magnitudes, const ThreadCoord& coord) {
-  constexpr int FIRST = IN_ROWS ? ROW_LANES / 2 : 16, LAST = IN_ROWS ? 1 : DENSE ? 2 : 4;  // bits of lanes of the same sequence
+  constexpr int FIRST = IN_ROWS ? ROW_LANES / 2 : 16, LAST = IN_ROWS ? 1 : BOTH_UNITS ? 2 : 4;  // bits of lanes of the same sequence
   const int contribution = IN_ROWS ? 0 : coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.k_slice % 2 : 0);
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {

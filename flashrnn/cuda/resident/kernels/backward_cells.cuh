@@ -1,7 +1,7 @@
 // The lane's cells in the backward: the gradients of their states after the loop, a step, and its results.
 #pragma once
 #include "resident/kernels/backward_inputs.cuh"
-#include "resident/kernels/grid_reductions.cuh"
+#include "resident/kernels/unit_reductions.cuh"
 
 // What a lane carries from step to step of its cells.
 struct CarriedCells {

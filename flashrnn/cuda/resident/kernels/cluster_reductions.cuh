@@ -4,23 +4,20 @@
 // received for its own sequences. No barrier of a block is needed: who receives an exchange knows that all warps of the cluster have
 // read the one before, so that its buffer may be written again.
 #pragma once
-#include "kernels/partial.cuh"
-#include "resident/kernels/cells.cuh"
-
-constexpr int EXCHANGE_BUFFERS = EXCHANGES > 1 ? EXCHANGES : 2;
+#include "resident/kernels/warp_parts.cuh"
 
 // Return the floats that a part takes: two, or whole vectors of four.
 constexpr int part_floats(int words) { return words <= 2 ? 2 : (words + 3) / 4 * 4; }
-// Return the bytes before the parts of a buffer: [rank][contribution][sequence].
+// Return the bytes before the parts of a buffer: [part][sequence].
 constexpr int received_before(int buffer) {
   int floats = 0;
-  for (int i = 0; i < buffer; i++) floats += BLOCKS * CONTRIBUTIONS * SEQUENCES * part_floats(EXCHANGED_WORDS[i % EXCHANGES]);
+  for (int i = 0; i < buffer; i++) floats += PARTS * SEQUENCES * part_floats(EXCHANGED_WORDS[i % EXCHANGES]);
   return floats * 4;
 }
 constexpr int RECEIVED_BYTES = received_before(EXCHANGE_BUFFERS);
 
 struct ClusterReductions {
-  static constexpr int LANES = DENSE ? 16 : 8;  // of a sequence
+  static constexpr int LANES = SEQUENCE_LANES;
   static constexpr int SHARED = RECEIVED_BYTES + (EXCHANGE_BUFFERS * 8 + 15) / 16 * 16;
   const char* received;  // parts, and a barrier for each buffer
   const ThreadCoord& coord;
@@ -31,7 +28,6 @@ struct ClusterReductions {
   }
   // Return the lane's number among those of its sequence.
   DEVICE int lane_of_sequence() const { return DENSE ? 2 * coord.quad + coord.lane_in_quad / 2 : coord.quad; }
-  DEVICE bool is_unit(int q) const { return PADDED == D || coord.unit(q) < D; }
 
   // `buffer`: of the exchange, whose number in the step is NUMBER.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
@@ -39,11 +35,11 @@ struct ClusterReductions {
                      float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     if (!coord.has_cells()) return;
-    if (threadIdx.x == 0) barrier_expect(barrier(buffer), BLOCKS * CONTRIBUTIONS * coord.used() * part_floats(Part::WORDS) * 4);
+    if (threadIdx.x == 0) barrier_expect(barrier(buffer), PARTS * coord.used() * part_floats(Part::WORDS) * 4);
     const u32 before = EXCHANGES > 1 ? received_before(NUMBER) : buffer * received_before(1);
     Part parts[PAIRS];
 #pragma unroll
-    for (int p = 0; p < PAIRS; p++) reduce_warp<SUMS, MOMENTS, MAXIMA>(parts[p], of, p);
+    for (int p = 0; p < PAIRS; p++) reduce_warp<SUMS, MOMENTS, MAXIMA>(parts[p], of, p, coord);
     __syncwarp();  // all lanes have read the exchange before, which a part tells those that receive it
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) send_part(parts[p], before, barrier(buffer), coord.sequence(p * PAIR));
@@ -60,38 +56,12 @@ struct ClusterReductions {
   }
 
  private:
-  // Reduces the warp's units of the lane's pair p.
-  template <int SUMS, int MOMENTS, int MAXIMA, class Part>
-  DEVICE void reduce_warp(Part& part, const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], int p) const {
-    const int first = p * PAIR, last = first + PAIR - 1;
-    const bool valid[2] = {is_unit(0), is_unit(PAIR - 1)};
-    auto number = [&](int i, int q) { return valid[q % PAIR] ? of[i][q] : 0; };
-#pragma unroll
-    for (int i = 0; i < 4 * Part::VECTORS; i++) part.words[i] = 0;
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) part.words[i] = number(i, first) + (PAIR == 2 ? number(i, last) : 0);
-#pragma unroll
-    for (int i = 0; i < MOMENTS; i++) {
-      const float shift = __shfl_sync(~0u, number(SUMS + i, first), coord.lane_in_quad % (32 / LANES));
-      const float a = valid[0] ? of[SUMS + i][first] - shift : 0, b = PAIR == 2 && valid[1] ? of[SUMS + i][last] - shift : 0;
-      part.words[SUMS + 2 * i] = a + b, part.words[SUMS + 2 * i + 1] = fmaf(a, a, b * b);
-      part.words[Part::ADDED + i] = shift;
-    }
-#pragma unroll
-    for (int i = 0; i < MAXIMA; i++) {
-      float largest = valid[0] ? of[SUMS + MOMENTS + i][first] : -INFINITY;
-      if (PAIR == 2 && valid[1]) largest = op_max(largest, of[SUMS + MOMENTS + i][last]);
-      part.words[Part::ADDED + MOMENTS + i] = largest;
-    }
-    part.template add_lanes<32 / LANES>();
-  }
   // Sends the warp's part of a sequence to every LANES-th block, from the lane's number on.
   template <class Part>
   DEVICE void send_part(const Part& part, u32 before, u32 barrier, int sequence) const {
     if (FEWER && sequence >= (ANY_SEQUENCES ? coord.used() : SEQUENCES)) return;  // a constant for the compiler, at once
     constexpr int FLOATS = part_floats(Part::WORDS);
-    const int contribution = coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.k_slice % 2 : 0);
-    const u32 place = shared_address(received) + before + ((coord.rank * CONTRIBUTIONS + contribution) * SEQUENCES + sequence) * FLOATS * 4;
+    const u32 place = shared_address(received) + before + (own_part(coord) * SEQUENCES + sequence) * FLOATS * 4;
     auto word = [&](int i) { return __float_as_uint(part.words[i]); };
 #pragma unroll
     for (int first = 0; first < BLOCKS; first += LANES) {
@@ -107,7 +77,7 @@ struct ClusterReductions {
   // Adds up what has been received for a sequence.
   template <class Part>
   DEVICE void total_received(Part& total, u32 before, int sequence) const {
-    constexpr int FLOATS = part_floats(Part::WORDS), PARTS = BLOCKS * CONTRIBUTIONS;
+    constexpr int FLOATS = part_floats(Part::WORDS);
     const float* parts = reinterpret_cast<const float*>(received + before) + min(sequence, coord.used() - 1) * FLOATS;
     load(total, parts);  // whose shifts and maxima all lanes take
 #pragma unroll
@@ -118,7 +88,7 @@ struct ClusterReductions {
       if (first + LANES > PARTS && number >= PARTS) continue;
       Part other;
       load(other, parts + number * SEQUENCES * FLOATS);
-      total.add(other, units(number));
+      total.add(other, units_of_part(number));
     }
     total.template add_lanes<32 / LANES>();
   }
@@ -130,11 +100,5 @@ struct ClusterReductions {
     } else {
       part.load(from);
     }
-  }
-  // Return how many units a contribution has.
-  static DEVICE float units(int number) {
-    if (PADDED == D) return 16.0f / HOLDERS;
-    const int first = number / CONTRIBUTIONS * UNITS + number % CONTRIBUTIONS / HOLDERS * 16;
-    return max(min(D - first, 16), 0) / float(HOLDERS);
   }
 };

@@ -91,9 +91,14 @@ DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoo
     if (coord.has_cells()) read_cells(v[j], tile, j, coord);
 }
 
-// Gives h of a step to all warps that multiply it, after those of this block have stored theirs.
+// Whether results are stored, and inputs loaded, while the blocks of a grid exchange h, and not after the product: steps that reduce
+// over units have more of both, and more values in registers.
+constexpr bool WHILE_EXCHANGING = GRID && REDUCES;
+
+// Gives h of a step to all warps that multiply it, after those of this block have stored theirs. In a grid, calls `meanwhile`.
+template <class Meanwhile>
 DEVICE void all_gather(int t, int next, bool exchange, const SharedMemory& shared, const Ring& ring, u32 (&cleared)[OWN],
-                       const ThreadCoord& coord) {
+                       const ThreadCoord& coord, const Meanwhile& meanwhile) {
   if constexpr (BLOCKS == 1) {
     __syncthreads();
   } else if constexpr (CLUSTERED) {
@@ -103,6 +108,7 @@ DEVICE void all_gather(int t, int next, bool exchange, const SharedMemory& share
     __syncthreads();
     if (exchange) {
       ring.send(shared.exchange, cleared, t);
+      meanwhile();
       ring.receive(shared.operand + next * H_BYTES, t);
     }
     __syncthreads();
@@ -143,9 +149,9 @@ struct Loop {
     u32 next_masks[PAIRS];
     read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
     resets.masks(next_masks, t + 1);
-    results.store(carried.s, params, coord);
+    if (!WHILE_EXCHANGING) results.store(carried.s, params, coord);
     auto load_inputs = [&, to = stage == 0 ? STAGES - 1 : stage - 1] { loader.load(t + STAGES - 1, to, steps, params.x_step); };
-    if (!IN_ROWS) load_inputs();
+    if (!IN_ROWS && !WHILE_EXCHANGING) load_inputs();
 #if REDUCES
     if constexpr (DENSE) SliceSums<GR>{c, shared.sums, coord}.store_for_all_lanes();  // all warps, also those without cells
     auto u = [&](float (&sums)[GR][CELLS]) {
@@ -176,8 +182,13 @@ struct Loop {
     for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) carried.masks[p] = next_masks[p];
-    copy_wait<STAGES - 2>();
-    all_gather(t, next, exchange, shared, ring, cleared, coord);
+    if (!WHILE_EXCHANGING) copy_wait<STAGES - 2>();
+    all_gather(t, next, exchange, shared, ring, cleared, coord, [&] {
+      if (!WHILE_EXCHANGING) return;
+      results.store(carried.s, params, coord);
+      load_inputs();
+      copy_wait<STAGES - 2>();
+    });
   }
 };
 
@@ -249,6 +260,7 @@ flashrnn_forward(PARAMETERS) {
   loader.load_first(steps, params.x_step);
   wait_for_group(shared, units, grid_barrier, uses_grid_barrier);
   results.start(params, cells, coord);
+  if (WHILE_EXCHANGING) results.store(carried.s, params, coord);  // nothing: goes on to the first step
   u32 h_operand[PAIRS];
   operand_addresses(h_operand, shared_address(BLOCKS == 1 ? shared.operand : shared.exchange),
                     BLOCKS == 1 ? 0 : coord.rank * UNITS, coord);

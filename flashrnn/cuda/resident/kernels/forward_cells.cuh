@@ -1,7 +1,7 @@
 // The lane's cells in the forward: their states before the loop, a step, and its results.
 #pragma once
 #include "resident/kernels/cells.cuh"
-#include "resident/kernels/grid_reductions.cuh"
+#include "resident/kernels/unit_reductions.cuh"
 
 // A warp whose sums are complete, and those of its cells, initializes them with the biases, which then cost nothing.
 constexpr bool SUM_HAS_BIAS = K_SLICES == 1 && !IN_ROWS && !SCALED;

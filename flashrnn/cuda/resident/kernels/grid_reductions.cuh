@@ -1,69 +1,171 @@
-// How the blocks of a grid add up their parts of a reduction over units (unit_reductions.cuh), in global memory.
+// Reductions over the units of a head within a step, between the blocks of a grid.
+//
+// Every warp reduces its units by shuffles and publishes its parts in global memory, so that a block need not wait for its own warps.
+// Those of a unit tile are a row of whole cache lines of their own: where several blocks write to a line that all poll, waiting takes
+// two to three times as long. All threads poll, a row by SEQS of them, and what the warps have added up comes to all through shared
+// memory.
 #pragma once
-#include "resident/kernels/unit_reductions.cuh"
+#include "resident/kernels/warp_parts.cuh"
 
-#if REDUCES
-template <class Part>
-DEVICE void UnitReductions::publish(int number) const {
-  if (threadIdx.x >= SEQS) return;
-  Part total;
-  total_of_block(total, threadIdx.x, parts_of(number));
-  u64* to = published_by(number, threadIdx.x, coord.rank);
-  auto word = [&](int i) { return i < 0 ? 0 : __float_as_uint(total.words[i < 0 ? 0 : i]); };
+// Return where the next cache line begins.
+DEVICE u64* cache_line(u64* words) { return reinterpret_cast<u64*>((reinterpret_cast<i64>(words) + 127) / 128 * 128); }
+
+struct GridReductions {
+  static constexpr int PART = EXCHANGED_PAIRS > 1 ? (EXCHANGED_PAIRS + 1) / 2 * 2 : 1;  // words of a part: whole vectors
+  static constexpr int ROWS = BLOCKS * UNIT_TILES, ROW_WORDS = (SEQS * PART + 15) / 16 * 16;
+  static constexpr i64 WORDS = i64(EXCHANGE_BUFFERS) * ROWS * ROW_WORDS;  // of a group, in global memory
+  static constexpr int AT_ONCE = THREADS / SEQS, OF_WARP = 32 / SEQS;     // rows
+  static constexpr int ROUNDS = (ROWS + AT_ONCE - 1) / AT_ONCE, TOGETHER = ROUNDS < 4 ? ROUNDS : 4;  // rows of a thread
+  static constexpr int ADDERS = ROWS < AT_ONCE ? (ROWS + OF_WARP - 1) / OF_WARP : WARPS;             // warps with rows
+  static constexpr int SUM_FLOATS = WARPS * SEQS * 4 * EXCHANGED_VECTORS;
+  static constexpr int SHARED = 2 * SUM_FLOATS * 4;  // threads may still read those of the exchange before
+  static_assert(!GRID || HOLDERS == 1);
+  float* memory;   // in shared memory: parts [2][warp][place][VECTORS of 4]
+  u64* published;  // [buffer][row][place][PART]
+  const ThreadCoord& coord;
+
+  // Return the place in a row of the sequence of the lane's pair p: those of a warp are one after the other.
+  DEVICE int place(int p) const {
+    return (coord.cell_slice * PAIRS + p) * (32 / SEQUENCE_LANES) + coord.lane % (32 / SEQUENCE_LANES);
+  }
+  DEVICE u64* row(int buffer, int number) const { return published + i64(buffer * ROWS + number) * ROW_WORDS; }
+  // Clears what this block publishes.
+  DEVICE void clear() const {
+    for (int buffer = 0; buffer < EXCHANGE_BUFFERS; buffer++)
+      for (int i = threadIdx.x; i < UNIT_TILES * ROW_WORDS; i += THREADS) publish_phase(row(buffer, coord.rank * UNIT_TILES) + i, {}, 0);
+  }
+
+  // `buffer`: of the exchange, whose number in the step is NUMBER.
+  template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
+  DEVICE void reduce(int buffer, u32 phase, const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS],
+                     float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+    using Part = Partial<SUMS, MOMENTS, MAXIMA>;
+    float* parts = memory + NUMBER % 2 * SUM_FLOATS;
+    if (coord.has_cells()) {
 #pragma unroll
-  for (int i = 0; i < Part::PAIRS; i++)
-    publish_phase(to + i, make_uint2(word(i + Part::WORDS - 2 * Part::PAIRS), word(i + Part::WORDS - Part::PAIRS)), phase() ^ 1);
-}
+      for (int p = 0; p < PAIRS; p++) {
+        Part part;
+        reduce_warp<SUMS, MOMENTS, MAXIMA>(part, of, p, coord);
+        if (coord.lane < 32 / SEQUENCE_LANES) publish(row(buffer, own_part(coord)) + place(p) * PART, part, phase ^ 1);
+      }
+    }
+    if (coord.warp < ADDERS) {
+      Part sum;
+      add_published(sum, row(buffer, 0) + coord.lane % SEQS * PART, phase ^ 1);
+      if (coord.lane < SEQS) sum.store(parts + (coord.warp * SEQS + coord.lane) * 4 * Part::VECTORS);
+    }
+    __syncthreads();
+    if (!coord.has_cells()) return;
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+      Part total;
+      total.load(parts + place(p) * 4 * Part::VECTORS);
+#pragma unroll
+      for (int warp = 1; warp < ADDERS; warp++) {
+        Part other;
+        other.load(parts + (warp * SEQS + place(p)) * 4 * Part::VECTORS);
+        total.add(other, units_of_warp(warp));
+      }
+#pragma unroll
+      for (int i = 0; i < Part::RESULTS; i++)
+#pragma unroll
+        for (int q = p * PAIR; q < p * PAIR + PAIR; q++) result[i][q] = total.result(i);
+    }
+  }
 
-template <class Part>
-DEVICE void UnitReductions::total_published(int number) const {
-  for (int sequence = coord.warp; sequence < SEQS; sequence += WARPS) {
-    Part parts[LANE_PARTS], total;
-    peek_partials(parts, published_by(number, sequence, 0));
+ private:
+  // Return how many units the rows have that a warp adds up.
+  static DEVICE float units_of_warp(int warp) {
+    float units = 0;
+#pragma unroll
+    for (int k = 0; k < ROUNDS; k++)
+#pragma unroll
+      for (int i = 0; i < OF_WARP; i++) {
+        const int number = k * AT_ONCE + warp * OF_WARP + i;
+        if (number < ROWS) units += units_of_part(number);
+      }
+    return units;
+  }
+  // The words of a part in pairs. The lowest bit of a pair's first word is lost: shifts and maxima, the last words, are second ones.
+  template <class Part>
+  static DEVICE void publish(u64* to, const Part& part, u32 phase) {
+    auto word = [&](int i) { return i < 0 ? 0 : __float_as_uint(part.words[i < 0 ? 0 : i]); };
+    auto pair = [&](int i) { return make_uint2(word(i + Part::WORDS - 2 * Part::PAIRS), word(i + Part::WORDS - Part::PAIRS)); };
+#pragma unroll
+    for (int i = 0; i + 1 < Part::PAIRS; i += 2) {
+      const uint2 two[] = {pair(i), pair(i + 1)};
+      publish_phase(to + i, two, phase);
+    }
+    if (Part::PAIRS % 2) publish_phase(to + Part::PAIRS - 1, pair(Part::PAIRS - 1), phase);
+  }
+  template <class Part>
+  struct Pairs {
+    uint2 two[Part::PAIRS / 2 + 1][2], one;
+    DEVICE void peek(const u64* from) {
+#pragma unroll
+      for (int i = 0; i < Part::PAIRS / 2; i++) peek_phase(two[i], from + 2 * i);
+      if (Part::PAIRS % 2) peek_phase(one, from + Part::PAIRS - 1);
+    }
+    DEVICE bool in_phase(u32 phase) const {
+      bool all = Part::PAIRS % 2 == 0 || ::in_phase(one, phase);
+#pragma unroll
+      for (int i = 0; i < Part::PAIRS / 2; i++) all &= ::in_phase(two[i], phase);
+      return all;
+    }
+    DEVICE uint2 pair(int i) const { return i / 2 < Part::PAIRS / 2 ? two[i / 2][i % 2] : one; }
+    DEVICE void get(Part& part) const {
+#pragma unroll
+      for (int i = 0; i < Part::WORDS; i++) {
+        const int at = i + 2 * Part::PAIRS - Part::WORDS;
+        part.words[i] = __uint_as_float(at < Part::PAIRS ? pair(at).x : pair(at - Part::PAIRS).y);
+      }
+    }
+  };
+
+  // Adds up the warp's rows of the lane's sequence, from `column` of row 0 on.
+  template <class Part>
+  DEVICE void add_published(Part& sum, const u64* column, u32 phase) const {
+    const int own = static_cast<int>(threadIdx.x) / SEQS;
+#pragma unroll 1
+    for (int first = 0; first < ROUNDS; first += TOGETHER) {
+      Pairs<Part> pairs[TOGETHER];
+      poll(pairs, column, first * AT_ONCE + own, phase);
+#pragma unroll
+      for (int k = 0; k < TOGETHER; k++) {
+        Part part;
+        pairs[k].get(part);
+        if (k == 0 && first == 0) begin(sum, part);
+        const int number = (first + k) * AT_ONCE + own;
+        if (number < ROWS) sum.add(part, units_of_part(number));
+      }
+    }
+    sum.template add_lanes<SEQS>();
+  }
+  // Sets the sum of a lane to that of no part, with the shifts of the warp's first row.
+  template <class Part>
+  DEVICE void begin(Part& sum, const Part& part) const {
 #pragma unroll
     for (int i = 0; i < Part::WORDS; i++) {
       const bool is_shift = i >= Part::ADDED && i < Part::ADDED + Part::MOMENTS;
-      total.words[i] = i < Part::ADDED ? 0 : is_shift ? __shfl_sync(~0u, parts[0].words[i], 0) : -INFINITY;
-    }
-#pragma unroll
-    for (int k = 0; k < LANE_PARTS; k++) {
-      const int rank = 32 * k + coord.lane;
-      if (rank < BLOCKS) total.add(parts[k], real_units(rank * UNITS, UNITS));
-    }
-    total.template add_lanes<1>();
-    if (coord.lane == 0) store_results(total, sequence);
-  }
-}
-
-// Polls all that is missing at once: that takes as long as polling one.
-template <class Part>
-DEVICE void UnitReductions::peek_partials(Part (&parts)[LANE_PARTS], const u64* from) const {
-  uint2 pairs[LANE_PARTS][Part::PAIRS];
-  bool here[LANE_PARTS], all = false;
-#pragma unroll
-  for (int k = 0; k < LANE_PARTS; k++) here[k] = 32 * k + coord.lane >= BLOCKS;
-  while (!all) {
-    all = true;
-#pragma unroll
-    for (int k = 0; k < LANE_PARTS; k++)
-#pragma unroll
-      for (int i = 0; i < Part::PAIRS; i++)
-        if (!here[k]) peek_phase(pairs[k][i], from + (32 * k + coord.lane) * EXCHANGED_PAIRS + i);
-#pragma unroll
-    for (int k = 0; k < LANE_PARTS; k++) {
-      bool arrived = true;
-#pragma unroll
-      for (int i = 0; i < Part::PAIRS; i++) arrived &= in_phase(pairs[k][i], phase() ^ 1);
-      here[k] |= arrived;
-      all &= here[k];
+      sum.words[i] = i < Part::ADDED ? 0 : is_shift ? __shfl_sync(~0u, part.words[i], coord.lane % SEQS) : -INFINITY;
     }
   }
+  // Waits for every row from number `own` on that the thread polls, for all that is missing at once: that takes as long as for one.
+  template <class Part>
+  static DEVICE void poll(Pairs<Part> (&pairs)[TOGETHER], const u64* column, int own, u32 phase) {
+    bool here[TOGETHER], all = false;
 #pragma unroll
-  for (int k = 0; k < LANE_PARTS; k++)
+    for (int k = 0; k < TOGETHER; k++) here[k] = own + k * AT_ONCE >= ROWS;
+    while (!all) {
+      all = true;
 #pragma unroll
-    for (int i = 0; i < Part::WORDS; i++) {
-      const int at = i + 2 * Part::PAIRS - Part::WORDS;
-      parts[k].words[i] = __uint_as_float(at < Part::PAIRS ? pairs[k][at].x : pairs[k][at - Part::PAIRS].y);
+      for (int k = 0; k < TOGETHER; k++)
+        if (!here[k]) pairs[k].peek(column + i64(own + k * AT_ONCE) * ROW_WORDS);
+#pragma unroll
+      for (int k = 0; k < TOGETHER; k++) {
+        here[k] |= pairs[k].in_phase(phase);
+        all &= here[k];
+      }
     }
-}
-#endif
+  }
+};

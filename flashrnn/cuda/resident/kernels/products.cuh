@@ -316,6 +316,29 @@ struct SliceSums {
       for (int j = 0; j < ROWS; j++) u[j][0] = from == 0 ? v[j] : u[j][0] + v[j];
     }
   }
+  // BOTH_UNITS in a grid. Half of the lanes begin with the other unit, so that they store to other banks.
+  DEVICE void reduce_to_both_units(float (&u)[ROWS][CELLS]) const {
+    const int half = coord.lane_in_quad / 2, lane = coord.lane - 2 * half;
+#pragma unroll
+    for (int pair = 0; pair < LANE_CELLS / 2; pair++) {
+      float* const to = slot(pair / 2 * 4 + 2 * half + pair % 2, coord.k_slice, 0, lane);
+      store_chosen(to + 2 * half * ROWS, 2 * pair, half), store_chosen(to + (2 - 2 * half) * ROWS, 2 * pair + 1, half);
+    }
+    named_barrier<TILE_THREADS>(1 + coord.unit_tile);
+    if (coord.has_cells()) reduce_stored(u);
+  }
+  // Stores a cell or, if `other`, the one of the other unit.
+  DEVICE void store_chosen(float* to, int cell, bool other) const {
+    float v[ROWS];
+#pragma unroll
+    for (int j = 0; j < ROWS; j++) v[j] = other ? part(cell ^ 1, j) : part(cell, j);
+    if constexpr (ROWS == 4) {
+      *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) to[j] = v[j];
+    }
+  }
   // To the same lane of the warp that has the cells, which adds the others' sums to its own.
   DEVICE void reduce_to_same_lane(float (&u)[ROWS][CELLS]) const {
 #pragma unroll
@@ -356,5 +379,6 @@ DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_
   if constexpr (IN_ROWS) slices.reduce_in_rows(u);
   else if constexpr (K_SLICES == 1) slices.own(u);
   else if constexpr (DENSE) slices.reduce_stored(u);
+  else if constexpr (BOTH_UNITS) slices.reduce_to_both_units(u);
   else slices.reduce_to_same_lane(u);
 }

@@ -10,7 +10,9 @@
 //
 // DENSE (tiling.py): where a cluster's steps reduce over units and no more than half of the columns are used, lanes that would have
 // no cells take some of others' fragments, which come to them through the shared memory of slice-K. Two warps of a tile then have
-// its cells, each those of every second sequence, and the lane with quad i and lane_in_quad j has unit 2i + j / 2.
+// its cells, each those of every second sequence, and the lane with quad i and lane_in_quad j has unit 2i + j / 2. In a grid whose
+// steps reduce over units and whose lanes have one cell each (BOTH_UNITS too), it is the same for every four of the eight sequences:
+// so one warp has all units of a sequence.
 //
 // IN_ROWS: where one block's steps reduce over units, a lane has other cells than those of its fragment, which come to it through
 // shared memory: a row of lanes, at most a warp, has all units of a sequence, so that it reduces over them by shuffles alone. Lane
@@ -36,7 +38,8 @@ static_assert(!DENSE || (REDUCES && CLUSTERED && K_SLICES > 1 && BATCH_TILES == 
 constexpr int LANE_CELLS = DENSE ? 2 : 4 * BATCH_TILES / SPREAD;  // cells in a lane's fragment, if it shares these with no other
 constexpr int CELL_SLICES = K_SLICES < LANE_CELLS ? K_SLICES : LANE_CELLS;  // warps of a tile that compute its cells
 constexpr int CELLS = LANE_CELLS / CELL_SLICES;     // cells whose element-wise step a lane of these computes
-constexpr int HOLDERS = CELLS == 1 && !DENSE ? 2 : 1;  // warps of a unit tile that hold the same sequence's units
+constexpr bool BOTH_UNITS = DENSE || (REDUCES && GRID && CELLS == 1);
+constexpr int HOLDERS = CELLS == 1 && !BOTH_UNITS ? 2 : 1;  // warps of a unit tile that hold the same sequence's units
 constexpr int CONTRIBUTIONS = UNIT_TILES * HOLDERS;    // of a block's warps, to every sequence
 constexpr int ROW_LANES = PADDED / 2;                                   // IN_ROWS: lanes of a sequence
 constexpr bool IN_ROWS = REDUCES && BLOCKS == 1 && PADDED == D && (D == 16 || D == 32 || D == 64);
@@ -96,11 +99,12 @@ struct ThreadCoord {
   // Return the unit (in the head) and the sequence (in the tile) of the lane's cell q < CELLS.
   DEVICE int unit(int q) const {
     if constexpr (IN_ROWS) return row_lane() * 2 + q % 2;
-    return tile_unit + 2 * quad + (DENSE ? lane_in_quad / 2 : (cell_slice * CELLS + q) % 2);
+    return tile_unit + 2 * quad + (BOTH_UNITS ? lane_in_quad / 2 : (cell_slice * CELLS + q) % 2);
   }
   DEVICE int sequence(int q) const {
     if constexpr (IN_ROWS) return (static_cast<int>(threadIdx.x) / ROW_LANES + q / 2 * ROWS_AT_ONCE) * SPREAD;
     if constexpr (DENSE) return lane_in_quad % 2 * 2 + cell_slice % 2;
+    if constexpr (BOTH_UNITS) return cell_slice / 2 * 4 + lane_in_quad % 2 * 2 + cell_slice % 2;
     int cell = cell_slice * CELLS + q;
     return tile_of(cell) * 8 + 2 * lane_in_quad + second_of(cell);
   }

@@ -1,10 +1,9 @@
 // Reductions over the units of a head within a step, for cells whose step calls flashrnn.layer_norm and the like.
 //
 // IN_ROWS, a row of lanes has all units of a sequence (row_reductions.cuh). In a cluster, every warp sends its part to all blocks
-// (cluster_reductions.cuh). Otherwise, a warp reduces its units by shuffles, and leaves a Partial for each sequence in shared memory.
-// In one block of few warps, every thread adds up those of its sequences; in one of many, a thread per sequence does. In a grid, the
-// sums are published in global memory, and a warp per sequence adds them up (grid_reductions.cuh). Where few add up, all threads
-// then read the results from shared memory.
+// (cluster_reductions.cuh); in a grid, it publishes it in global memory (grid_reductions.cuh). Otherwise, a warp reduces its units by
+// shuffles, and leaves a Partial for each sequence in shared memory. In a block of few warps, every thread adds up those of its
+// sequences; in one of many, a thread per sequence does, and all threads then read the results from shared memory.
 //
 // A step has EXCHANGES exchanges. Between blocks, each has a buffer of its own, and a single one has two: so a buffer is written
 // again when everybody has read it, because there is another exchange in between. In one block, parts have two buffers: between
@@ -15,16 +14,17 @@
 
 #if REDUCES
 #include "resident/kernels/cluster_reductions.cuh"
+#include "resident/kernels/grid_reductions.cuh"
 #include "resident/kernels/row_reductions.cuh"
 
 constexpr int PARTIAL_ROW = CONTRIBUTIONS * 4 * EXCHANGED_VECTORS + 4;  // floats of a sequence, in other banks than the next one's
-constexpr int PARTIAL_BUFFERS = BLOCKS == 1 ? 2 : 1, PARTIAL_BYTES = SEQS * PARTIAL_ROW * 4;
-constexpr bool ADDED_BY_ALL = BLOCKS == 1 && CONTRIBUTIONS <= 4;
+constexpr int PARTIAL_BUFFERS = 2, PARTIAL_BYTES = SEQS * PARTIAL_ROW * 4;
+constexpr bool ADDED_BY_ALL = CONTRIBUTIONS <= 4;
 constexpr int RESULT_BYTES = SEQS * 4 * EXCHANGED_VECTORS * 4;
-constexpr i64 PUBLISHED_WORDS = i64(EXCHANGE_BUFFERS) * SEQS * BLOCKS * EXCHANGED_PAIRS;  // of a group, in global memory
-constexpr int REDUCTION_BYTES = IN_ROWS ? 0 : CLUSTERED ? ClusterReductions::SHARED : PARTIAL_BUFFERS * PARTIAL_BYTES + RESULT_BYTES;
-
-constexpr int LANE_PARTS = (BLOCKS + 31) / 32;  // of a grid's blocks, for each lane of a warp
+constexpr int REDUCTION_BYTES = IN_ROWS     ? 0
+                                : CLUSTERED ? ClusterReductions::SHARED
+                                : GRID      ? GridReductions::SHARED
+                                            : PARTIAL_BUFFERS * PARTIAL_BYTES + RESULT_BYTES;
 
 // Return how many of `count` units from `first` on are units of the head.
 DEVICE int real_units(int first, int count) { return PADDED == D ? count : max(min(D - first, count), 0); }
@@ -52,12 +52,12 @@ struct UnitReductions {
   float* results;      // [number][SEQS]
   float* own_partial;  // where the lane's total of reduce_scatter_lanes goes
   float* own_result;   // of its first sequence
-  u64* published;      // [buffer][sequence][block][EXCHANGED_PAIRS]
+  u64* published;      // of the group, in a grid
   int step;
   const ThreadCoord& coord;
-  // `words`: after the words of all groups' GridBarrier.
+  // `words`: in a grid, after those of all groups' GridBarrier.
   DEVICE UnitReductions(char* memory, u64* words, const ThreadCoord& coord)
-      : memory(memory), published(words + blockIdx.x / BLOCKS * PUBLISHED_WORDS), step(0), coord(coord) {
+      : memory(memory), published(cache_line(words) + blockIdx.x / BLOCKS * GridReductions::WORDS), step(0), coord(coord) {
     partials = reinterpret_cast<float*>(memory);
     results = reinterpret_cast<float*>(memory + PARTIAL_BUFFERS * PARTIAL_BYTES);
     own_partial = place(owned_value(coord.lane) % PAIRS, owned_value(coord.lane) / PAIRS);
@@ -67,10 +67,10 @@ struct UnitReductions {
   DEVICE void init() const {
     if (CLUSTERED) in_cluster().init();
   }
+  DEVICE GridReductions in_grid() const { return GridReductions{reinterpret_cast<float*>(memory), published, coord}; }
   // Clears what this block publishes, before the grid's barrier.
   DEVICE void clear() const {
-    for (int i = threadIdx.x; i < EXCHANGE_BUFFERS * SEQS * EXCHANGED_PAIRS; i += THREADS)
-      publish_phase(published + (i / EXCHANGED_PAIRS * BLOCKS + coord.rank) * EXCHANGED_PAIRS + i % EXCHANGED_PAIRS, {}, 0);
+    if (GRID) in_grid().clear();
   }
   DEVICE int buffer(int number) const { return EXCHANGES > 1 ? number : step & 1; }
   // Return where the parts of an exchange begin.
@@ -99,20 +99,6 @@ struct UnitReductions {
   // Leaves what has been reduced for all threads.
   template <class Part>
   DEVICE void store_results(const Part& total, int sequence) const;
-
-  // Between the blocks of a grid.
-  DEVICE u64* published_by(int number, int sequence, int rank) const {
-    return published + ((buffer(number) * SEQS + sequence) * BLOCKS + rank) * EXCHANGED_PAIRS;
-  }
-  // Publishes the block's part. The lowest bit of a pair's first word is lost: shifts and maxima, the last words, are second ones.
-  template <class Part>
-  DEVICE void publish(int number) const;
-  // Adds up what the blocks have published: a warp for a sequence, its lanes for every 32nd block.
-  template <class Part>
-  DEVICE void total_published(int number) const;
-  // Waits for the parts of every 32nd block from the lane's number on.
-  template <class Part>
-  DEVICE void peek_partials(Part (&parts)[LANE_PARTS], const u64* from) const;
 };
 
 template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
@@ -120,14 +106,15 @@ DEVICE void UnitReductions::reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CE
   using Part = Partial<SUMS, MOMENTS, MAXIMA>;
   if constexpr (IN_ROWS) return RowReductions().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(of, result);
   if constexpr (CLUSTERED) return in_cluster().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), of, result);
-  constexpr int PARTS = parts_of(NUMBER);
-  reduce_warp<Part, SUMS, MOMENTS, MAXIMA>(of, PARTS);
+  if constexpr (GRID) return in_grid().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), of, result);
+  constexpr int FIRST = parts_of(NUMBER);
+  reduce_warp<Part, SUMS, MOMENTS, MAXIMA>(of, FIRST);
   __syncthreads();
   if constexpr (ADDED_BY_ALL) {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
       Part total;
-      total_of_block(total, coord.sequence(p * PAIR), PARTS);
+      total_of_block(total, coord.sequence(p * PAIR), FIRST);
 #pragma unroll
       for (int i = 0; i < Part::RESULTS; i++)
 #pragma unroll
@@ -135,12 +122,9 @@ DEVICE void UnitReductions::reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CE
     }
     return;
   }
-  if constexpr (GRID) {
-    publish<Part>(NUMBER);
-    total_published<Part>(NUMBER);
-  } else if (threadIdx.x < SEQS) {
+  if (threadIdx.x < SEQS) {
     Part total;
-    total_of_block(total, threadIdx.x, PARTS);
+    total_of_block(total, threadIdx.x, FIRST);
     store_results(total, threadIdx.x);
   }
   __syncthreads();
