@@ -50,21 +50,47 @@ def _tile(rows, vectors):
     return tile
 
 
-def _in_tiles(rows, most):
-    """Return a function that computes `kernel` for whole blocks of `rows` rows, `most` vectors wide at most."""
-    vectors = max(v for v in range(1, most + 1) if VECTORS % v == 0)
+def _in_columns(rows, vectors, begin, end):
+    """Return a function that computes `kernel` for whole blocks of `rows` rows and the columns from `begin` to `end`,
+    in tiles of so many vectors."""
     tile = _tile(rows, vectors)
 
     @function
     def add(out, a, row_step, step, w, count, depth):
-        for column in range(0, WIDTH, vectors * LANES):
+        for column in range(begin, end, vectors * LANES):
             for r in range(0, count, rows):
                 tile(offset(out, r * WIDTH + column), offset(a, r * row_step), row_step, step, offset(w, column), depth)
 
     return add
 
 
+def _in_tiles(rows, most):
+    """Return a function that computes `kernel` for whole blocks of `rows` rows, in tiles as wide as one another or one
+    vector wider, `most` at most."""
+    tiles = -(-VECTORS // most)
+    vectors, wider = divmod(VECTORS, tiles)
+    end = wider * (vectors + 1) * LANES
+    wide, others = _in_columns(rows, vectors + 1, 0, end), _in_columns(rows, vectors, end, WIDTH)
+
+    @function
+    def add(out, a, row_step, step, w, count, depth):
+        wide(out, a, row_step, step, w, count, depth)
+        others(out, a, row_step, step, w, count, depth)
+
+    return add
+
+
 many, few, singles = _in_tiles(*MANY), _in_tiles(*FEW), _in_tiles(1, 8)
+
+
+@function
+def _rows_of_few(rows):
+    """Return how many rows of tiles of FEW leave the fewest for single ones, the others being those of MANY."""
+    best, left = 0, rows % MANY[0]
+    for count in range(FEW[0], min(rows + 1, MANY[0] * FEW[0]), FEW[0]):
+        if (rows - count) % MANY[0] < left:
+            best, left = count, (rows - count) % MANY[0]
+    return best
 
 
 @cfunc(void(pointer, pointer, intp, intp, pointer, intp, intp), cache=CACHE, pipeline_class=Kernel, **OPTIONS)
@@ -73,8 +99,9 @@ def kernel(out, a, row_step, step, w, rows, depth):
 
     Columns of w that a tile needs stay in the first cache until all rows of `out` have had them.
     """
-    of_many = rows - rows % MANY[0]
-    whole = of_many + (rows - of_many) // FEW[0] * FEW[0]
+    of_few = _rows_of_few(rows)
+    of_many = (rows - of_few) // MANY[0] * MANY[0]
+    whole = of_many + of_few
     many(out, a, row_step, step, w, of_many, depth)
-    few(offset(out, of_many * WIDTH), offset(a, of_many * row_step), row_step, step, w, whole - of_many, depth)
+    few(offset(out, of_many * WIDTH), offset(a, of_many * row_step), row_step, step, w, of_few, depth)
     singles(offset(out, whole * WIDTH), offset(a, whole * row_step), row_step, step, w, rows - whole, depth)
