@@ -187,8 +187,8 @@ def weights(sizes: Sizes, R: Tensor) -> Tensor:
 
 
 def columns(x: Tensor) -> Tensor:
-    """Return x [..., D] as [..., width], padded with zeros to the width of the kernel's tile."""
-    return padded(x, build.tile(x.shape[-1]).width)
+    """Return x [..., D] as [..., row], padded with zeros to the rows of the kernel's matrices."""
+    return padded(x, build.tile(x.shape[-1]).row)
 
 
 def padded(x: Tensor, width: int) -> Tensor:

@@ -40,6 +40,7 @@ class Tile(NamedTuple):
     rows: int  # sequences
     chunk: int  # rows of the workspace: steps of sequences
     stride: int  # numbers from one gate to the next
+    row: int  # numbers from one row of a matrix to the next
 
 
 def is_large(head_dim: int) -> bool:
@@ -53,10 +54,11 @@ def tile(head_dim: int) -> Tile:
     if is_large(head_dim):
         width = head_dim + -head_dim % 16
         rows = max(8, _ELEMENTS_OF_LARGE // width // 4 * 4)
-        return Tile(width, rows, rows, max(_ELEMENTS_OF_LARGE, rows * width) + 16)
-    rows = max(16, _ELEMENTS // width)
-    chunk = max(rows, _CHUNK // width)
-    return Tile(width, rows, chunk, max(_CHUNK, chunk * width) + 16)  # 16: gates do not compete for the same lines
+        return Tile(width, rows, rows, max(_ELEMENTS_OF_LARGE, rows * width) + 16, width)
+    rows = max(16, _ELEMENTS // width) if width <= 192 else 32
+    chunk = max(64, _CHUNK // width)
+    row = width + 16 if width % 256 == 0 else width  # 16: rows, and gates, do not compete for the same lines
+    return Tile(width, rows, chunk, max(_CHUNK, chunk * width) + 16, row)
 
 
 def whole_vectors(columns: int) -> int:

@@ -6,6 +6,7 @@ Whatever follows from the sizes of a call is prepared once; a call copies it and
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
+from ctypes import memset
 from functools import cache, lru_cache
 from math import gcd
 from typing import NamedTuple
@@ -90,11 +91,18 @@ class Prepared(NamedTuple):
             _spare(self.buffers, state_dtype(self.sizes.dtype)).append(workspace)
 
     def _workspace(self) -> Tensor:
-        """Return zeros, because some numbers are slow to compute with; for a single step, what another one has left."""
+        """Return numbers that threads set to zero themselves; for a single step, what another one has left, or zeros.
+
+        PyTorch does not fill them, because a forked process would wait for its threads.
+        """
+        dtype = state_dtype(self.sizes.dtype)
         if self.sizes.steps == 1:
             with suppress(IndexError):  # no other thread gets the same
-                return _spare(self.buffers, state_dtype(self.sizes.dtype)).pop()
-        return torch.zeros(self.buffers, dtype=state_dtype(self.sizes.dtype), device="cpu")
+                return _spare(self.buffers, dtype).pop()
+        workspace = torch.empty(self.buffers, dtype=dtype, device="cpu")
+        if self.sizes.steps == 1:
+            memset(workspace.data_ptr(), 0, workspace.nbytes)
+        return workspace
 
 
 @cache
@@ -120,13 +128,13 @@ def prepare(sizes: Sizes) -> Prepared:
         "tasks": parts * N,
         "part": part,
         "workspace_size": buffers,
+        "clear": T > 1,
         **dict(zip(("batch", "steps", "heads", "D"), (B, T, N, D), strict=True)),
         **dict(zip(("batch_stride", "time_stride"), (1, B) if time_major else (T, 1), strict=True)),
-        **tile._asdict(),
+        **tile._replace(row=D if sizes.by_rows else tile.row)._asdict(),
         "features": features,
         "source_width": source_width,
         "multiply_source": build.matrix_product(source_width, real).address if features else 0,
-        "row": D if sizes.by_rows else tile.width,
         "gates": len(cell.gates),
         "states": len(cell.states),
         "inputs": len(cell.input_gates),

@@ -43,7 +43,7 @@ def add_recurrent_gradient(z, gates, d_h, head, count):
         k = words_at(z.recurrent_of, gate)[0]
         if k >= 0:
             matrix = offset(z.R, matrix_at(z, k, head))
-            add_product(z, d_h, offset(gates, gate * z.stride), z.width, 1, matrix, count, z.D)
+            add_product(z, d_h, offset(gates, gate * z.stride), z.width, 1, matrix, z.row, count, z.D)
 
 
 @function
@@ -52,14 +52,14 @@ def add_sums(z, gates, h, part, head, rows):
     for gate in range(z.gates):
         given, d_b = offset(gates, gate * z.stride), offset(z.d_b, ((part * z.gates + gate) * z.heads + head) * z.width)
         if z.one != 0:
-            add_product(z, d_b, offset(z.one, 0), 0, 0, given, 1, rows)
+            add_product(z, d_b, offset(z.one, 0), 0, 0, given, z.width, 1, rows)
         else:
             for r in range(rows):
                 add(d_b, offset(given, r * z.width), z.D)
         k = words_at(z.recurrent_of, gate)[0]
         if k >= 0 and z.d_R != 0:
             d_R = offset(z.d_R, matrix_at(z, part * z.matrices + k, head))
-            add_product(z, d_R, given, 1, z.width, h, z.D, rows)
+            add_product(z, d_R, given, 1, z.width, h, z.width, z.D, rows)
 
 
 @function
@@ -77,13 +77,19 @@ def store_gates(z, gates, row, head):
 
 
 @function
+def add_of_source(z, out, a, row_step, step, w, rows, depth):
+    """Do what `add_product` does for rows of the width of the layer's input, those of w too."""
+    call(z.multiply_source, (out, a, intp(row_step), intp(step), w, z.source_width, intp(rows), intp(depth)))
+
+
+@function
 def add_source_sums(z, gates, source, part, rows):
     """Add up over rows the gates' gradients times the layer's input."""
     for gate in range(z.gates):
         k = words_at(z.input_of, gate)[0]
         if k >= 0:
             d_W = offset(z.d_W, (part * z.inputs + k) * z.D * z.source_width)
-            call(z.multiply_source, (d_W, offset(gates, gate * z.stride), intp(1), z.width, source, z.D, rows))
+            add_of_source(z, d_W, offset(gates, gate * z.stride), 1, z.width, source, z.D, rows)
 
 
 @function
@@ -95,7 +101,7 @@ def store_source_gradient(z, gates, d_source, begin, count, start, end):
         k = words_at(z.input_of, gate)[0]
         if k >= 0:
             W = offset(z.W, k * z.D * z.source_width)
-            call(z.multiply_source, (d_source, offset(gates, gate * z.stride), z.width, intp(1), W, rows, z.D))
+            add_of_source(z, d_source, offset(gates, gate * z.stride), z.width, 1, W, rows, z.D)
     for t in range(start, end):
         for r in range(count):
             of_row = offset(d_source, ((t - start) * count + r) * z.source_width)

@@ -52,8 +52,8 @@ def compute_gates(z, gates, source, head, rows):
             copy(offset(to, r * z.width), bias, z.D)
         k = words_at(z.input_of, gate)[0]
         if k >= 0:
-            W = offset(z.W, k * z.features * z.width)
-            add_product(z, to, source, z.source_width, 1, W, rows, z.features)
+            W = offset(z.W, k * z.features * z.row)
+            add_product(z, to, source, z.source_width, 1, W, z.row, rows, z.features)
 
 
 @function
@@ -64,7 +64,7 @@ def add_recurrent_sums(z, gates, h, begin, count, t, head):
         k = words_at(z.recurrent_of, gate)[0]
         if k >= 0:
             matrix = offset(z.weights, matrix_at(z, k, head))
-            add_product(z, offset(gates, gate * z.stride), h, z.width, 1, matrix, count, z.D)
+            add_product(z, offset(gates, gate * z.stride), h, z.width, 1, matrix, z.row, count, z.D)
 
 
 @function

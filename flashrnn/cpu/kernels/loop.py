@@ -14,6 +14,7 @@ FIELDS = (
     "part",  # sequences in a part of the batch
     "workspace",  # [threads, workspace_size]: what a thread works on
     "workspace_size",
+    "clear",  # whether a thread has to set its workspace to zero: padding is computed with, and some numbers are slow
     "batch",
     "steps",
     "heads",
@@ -43,7 +44,7 @@ FIELDS = (
     "source",  # [rows, features], the layer's input
     "source_width",  # numbers in a row of it in the workspace
     "multiply_source",  # the function of product.py for that width
-    "W",  # forward [Gi, features, width], backward [Gi, D, source_width]
+    "W",  # forward [Gi, features, row], backward [Gi, D, source_width]
     # forward
     "x",  # [rows, Gi, N, D]
     "weights",  # [Gr, N, D, row]: R transposed, [previous unit, unit], or for rows.py R itself
@@ -147,9 +148,12 @@ def clear(out, count):
 
 
 @function
-def add_product(z, out, a, row_step, step, w, rows, depth):
-    """out [rows, width] += a [rows, depth] @ w [depth, width], where a[r, d] stands at r * row_step + d * step."""
-    call(z.multiply, (out, a, intp(row_step), intp(step), w, intp(rows), intp(depth)))
+def add_product(z, out, a, row_step, step, w, w_step, rows, depth):
+    """out [rows, width] += a [rows, depth] @ w [depth, width], where a[r, d] stands at r * row_step + d * step.
+
+    Rows of w are w_step apart.
+    """
+    call(z.multiply, (out, a, intp(row_step), intp(step), w, intp(w_step), intp(rows), intp(depth)))
 
 
 @function
