@@ -76,16 +76,22 @@ def _is_faster(network: nn.Module, x: Tensor) -> bool:
         is_small = T == 1 and B * network.hidden_size**2 < _STEP_WORK
         return is_small and x.dtype == torch.bfloat16 and network.cell in (LSTM, GRU)
     if network.cell is LSTM:
-        size, one_way = network.hidden_size, not network.bidirectional
-        if x.dtype != torch.float32 or not _runs_by_cpu_fused(size):
-            return True
-        if one_way and not _has_avx512() and (size <= LARGEST_IN_LOOP or (size >= _WIDE and B <= _FEW_IN_AVX2)):
-            return False
-        few = B <= _FEW and size >= max(_WIDE, _WIDE_EACH * B)
-        return not (few or (B == 1 and one_way))  # for a single sequence a call starts sooner
+        return x.dtype != torch.float32 or not _is_for_cpu_fused(B, network.hidden_size, network.bidirectional)
     if network.cell is not GRU or x.dtype != torch.bfloat16:
         return False
     return T == 1 or B * network.hidden_size**2 >= _GRU_WORK
+
+
+def _is_for_cpu_fused(batch: int, size: int, bidirectional: bool) -> bool:
+    """Return whether `cpu_fused` is faster for an LSTM in float32, and runs it."""
+    if not _runs_by_cpu_fused(size):
+        return False
+    if batch <= _FEW and size >= max(_WIDE, _WIDE_EACH * batch):
+        return True
+    if bidirectional:
+        return False
+    in_avx2 = size <= LARGEST_IN_LOOP or (batch <= _FEW_IN_AVX2 and size >= _WIDE)
+    return batch == 1 or (in_avx2 and not _has_avx512())  # with one sequence it has less overhead
 
 
 @cache
