@@ -267,7 +267,7 @@ class _Layer(torch.autograd.Function):
         x, W, *saved = ctx.saved_tensors
         *_, of_x, of_W, _, _ = ctx.needs_input_grad[:7]
         given, observed = (ctx.cell, ctx.rows, d_h, d_new, *saved), backward_is_observed()
-        if not observed and _sizes("backward", ctx.cell, ctx.rows, saved[0], W).features:
+        if ctx.rows.steps > 1 and not observed and _sizes("backward", ctx.cell, ctx.rows, saved[0], W).features:
             d_x = torch.empty_like(x) if of_x else None
             d_W, d_R, d_b, *d_states = _backward(*given, product=InputProduct(x, W.contiguous(), d_x))
         else:

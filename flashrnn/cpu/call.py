@@ -55,10 +55,9 @@ def with_product(sizes: Sizes, features: int) -> Sizes:
 
     It does where matrices fit the caches: steps then find the inputs of their gates there, which are never stored.
     """
-    small = features <= _MOST_FEATURES and (sizes.direction == "forward" or sizes.head_dim <= LARGEST_IN_LOOP)
-    if sizes.steps == 1 or sizes.heads > 1 or sizes.by_rows or not small:
+    if sizes.steps == 1 or sizes.heads > 1 or sizes.head_dim > LARGEST_IN_LOOP or features > _MOST_FEATURES:
         return sizes
-    return sizes._replace(features=features)
+    return sizes if sizes.by_rows else sizes._replace(features=features)
 
 
 class Prepared(NamedTuple):
