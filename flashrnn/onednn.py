@@ -1,9 +1,10 @@
 """LSTMs and GRUs run by oneDNN on the CPU, as in nn.LSTM and nn.GRU, where oneDNN is at least as fast.
 
-In float32, oneDNN and `cpu_fused` both come close to the peak of a processor, but oneDNN is faster for the input
-products of an LSTM. If R does not fit in the caches and the batch is small, `cpu_fused` reads R faster, and for a
-single sequence it has less overhead. In bfloat16, oneDNN uses matrix instructions that `cpu_fused` does not have. For a
-GRU, PyTorch calls oneDNN only for the products and runs the rest of a step as several operators.
+In float32, oneDNN and `cpu_fused` both come close to the peak of a processor with AVX-512. If R does not fit in the
+caches and the batch is small, `cpu_fused` reads R faster, and for a single sequence it has less overhead. Without
+AVX-512 it is also faster if the gradients of R and W stay in the caches. In bfloat16, oneDNN uses matrix instructions
+that `cpu_fused` does not have. For a GRU, PyTorch calls oneDNN only for the products and runs the rest of a step as
+several operators.
 """
 
 from functools import cache
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from flashrnn._torch_private import autograd_alone, onednn_computes
 from flashrnn.cells import GRU, LSTM
 from flashrnn.cpu.backend import CpuFused
+from flashrnn.cpu.call import LARGEST_IN_LOOP
+from flashrnn.cpu.registers import registers
 from flashrnn.dispatch import choose
 from flashrnn.eager import as_dtype
 from flashrnn.problem import Problem, state_dtype
@@ -24,6 +27,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _GRU_WORK = 2**21  # from this number of sequences times units², nn.GRU is faster in bfloat16
 _STEP_WORK = 2**16  # up to this number, a step is faster by PyTorch's operators without oneDNN
 _FEW, _WIDE, _WIDE_EACH = 4, 512, 160  # sequences, units, units for each sequence: then `cpu_fused` is faster for LSTMs
+_FEW_IN_AVX2 = 8  # sequences of at least _WIDE units, for which it is faster in AVX2
 
 
 def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]] | None:
@@ -72,12 +76,22 @@ def _is_faster(network: nn.Module, x: Tensor) -> bool:
         is_small = T == 1 and B * network.hidden_size**2 < _STEP_WORK
         return is_small and x.dtype == torch.bfloat16 and network.cell in (LSTM, GRU)
     if network.cell is LSTM:
-        few = B <= _FEW and network.hidden_size >= max(_WIDE, _WIDE_EACH * B)
-        single = B == 1 and not network.bidirectional  # `cpu_fused` has less overhead
-        return not ((few or single) and x.dtype == torch.float32 and _runs_by_cpu_fused(network.hidden_size))
+        return x.dtype != torch.float32 or not _is_for_cpu_fused(B, network.hidden_size, network.bidirectional)
     if network.cell is not GRU or x.dtype != torch.bfloat16:
         return False
     return T == 1 or B * network.hidden_size**2 >= _GRU_WORK
+
+
+def _is_for_cpu_fused(batch: int, size: int, bidirectional: bool) -> bool:
+    """Return whether `cpu_fused` is faster for an LSTM in float32, and runs it."""
+    if not _runs_by_cpu_fused(size):
+        return False
+    if batch <= _FEW and size >= max(_WIDE, _WIDE_EACH * batch):
+        return True
+    if bidirectional:
+        return False
+    in_avx2 = size <= LARGEST_IN_LOOP or (batch <= _FEW_IN_AVX2 and size >= _WIDE)
+    return batch == 1 or (in_avx2 and not _has_avx512())  # with one sequence it has less overhead
 
 
 @cache
@@ -85,6 +99,10 @@ def _runs_by_cpu_fused(size: int) -> bool:
     """Return whether "auto" selects `cpu_fused` for a float32 LSTM of this size; numba may be missing."""
     problem = Problem(LSTM, 1, size, torch.float32, torch.device("cpu"), training=True, reset=False)
     return choose("auto", problem).name == CpuFused.name
+
+
+def _has_avx512() -> bool:
+    return registers().bytes == 64
 
 
 def _layers(network: nn.Module, x: Tensor) -> list[tuple[Tensor, Tensor, Tensor | None]] | None:

@@ -14,8 +14,8 @@ from torch.nn.functional import linear
 from flashrnn import op
 from flashrnn._torch_private import autograd_alone, backward_is_observed, graph_is_retained
 from flashrnn.cells import Cell
-from flashrnn.cpu.backend import CpuFused, columns, gradients
-from flashrnn.cpu.call import Sizes, prepare
+from flashrnn.cpu.backend import CpuFused, InputProduct, columns, gradients
+from flashrnn.cpu.call import Sizes, prepare, with_product
 from flashrnn.dispatch import choose
 from flashrnn.memory_format import aux_in_format
 from flashrnn.problem import PLAIN, KernelUnavailable, Problem
@@ -170,7 +170,7 @@ def sequences(
     training = torch.is_grad_enabled() and any(_requires_grad(t) for t in (x, W, R, b, states))
     sizes = recurrent.num_heads, recurrent.head_dim
     problem = Problem(recurrent.cell, *sizes, x.dtype, _CPU, training, reset is not None)
-    if not _kernel_runs(recurrent.backend, problem, rows, torch.get_num_threads()):
+    if not _kernel_runs(recurrent.backend, problem, rows, torch.get_num_threads(), W.shape[1]):
         return None
     if reset is not None:
         reset = reset.t() if rows.time_major else reset
@@ -182,14 +182,15 @@ def sequences(
     return _run(Layer(recurrent, W, R, b), rows, x, states, reset)
 
 
-def _kernel_runs(backend: str, problem: Problem, rows: "_Rows", threads: int) -> bool:
+def _kernel_runs(backend: str, problem: Problem, rows: "_Rows", threads: int, features: int = 0) -> bool:
     """Return whether `cpu_fused` is selected for a call with these rows, and its kernels can be compiled."""
     cell, N, D, dtype = problem[:4]
     try:
         if choose(backend, problem).name != CpuFused.name:
             return False
         for direction in problem.directions:
-            prepare(Sizes(direction, cell, *rows[:2], N, D, rows.time_major, dtype, threads))
+            sizes = Sizes(direction, cell, *rows[:2], N, D, rows.time_major, dtype, threads)
+            prepare(with_product(sizes, features) if features else sizes)
     except (ValueError, KernelUnavailable):  # the general way reports it
         return False
     return True
@@ -213,7 +214,7 @@ def _run(layer: Layer, rows: _Rows, x: Tensor, states: Sequence[Tensor], reset: 
     recurrent, W, R, b = layer
     if torch.is_grad_enabled() and (W.requires_grad or any(_requires_grad(t) for t in (R, b, x, *states))):
         return _Layer.apply(recurrent.cell, rows, reset, x, W, R, b, *states)
-    h, _, new = _forward(recurrent.cell, rows, reset, linear(x, W), R, b, states, training=False)
+    h, _, new = _forward(recurrent.cell, rows, reset, x, W, R, b, states, training=False)
     return h, *new
 
 
@@ -221,19 +222,28 @@ def _requires_grad(x: Tensor | None) -> bool:
     return x is not None and x.requires_grad
 
 
-def _forward(cell: Cell, rows: _Rows, reset, Wx: Tensor, R: Tensor, b: Tensor | None, states, training: bool):
+def _sizes(direction: str, cell: Cell, rows: _Rows, R: Tensor, W: Tensor) -> Sizes:
+    N, D = R.shape[1:3]
+    sizes = Sizes(direction, cell, *rows[:2], N, D, rows.time_major, W.dtype, torch.get_num_threads())
+    return with_product(sizes, W.shape[1])
+
+
+def _forward(cell: Cell, rows: _Rows, reset, x: Tensor, W: Tensor, R: Tensor, b: Tensor | None, states, training: bool):
     """Return h, the residuals (gates, and other states of every step) and the new states."""
-    (B, T, time_major), (_, N, D, _) = rows, R.shape
-    kernel = prepare(Sizes("forward", cell, B, T, N, D, time_major, Wx.dtype, torch.get_num_threads()))
-    outer = (B,) if Wx.dim() == 2 else (T, B) if time_major else (B, T)
-    h, new = Wx.new_empty(*outer, N * D), [torch.empty_like(state) for state in states]
-    gates = Wx.new_empty(B * T, len(cell.gates) * N * D) if training else None
-    aux = Wx.new_empty(len(states) - 1, B * T, N * D) if training and T > 1 and len(states) > 1 else None
+    (B, T, _), (_, N, D, _) = rows, R.shape
+    kernel = prepare(_sizes("forward", cell, rows, R, W))
+    h, new = x.new_empty(*x.shape[:-1], N * D), [torch.empty_like(state) for state in states]
+    gates = x.new_empty(B * T, len(cell.gates) * N * D) if training else None
+    aux = x.new_empty(len(states) - 1, B * T, N * D) if training and T > 1 and len(states) > 1 else None
+    if kernel.sizes.features:
+        inputs = {"source": x, "W": columns(W.view(-1, D, W.shape[1]).transpose(1, 2))}
+    else:
+        inputs = {"x": linear(x, W)}
     kernel.run(
         h=h,
-        x=Wx,
+        **inputs,
         weights=R.contiguous() if kernel.by_rows else columns(R.transpose(2, 3)),
-        b=Wx.new_zeros(len(cell.gates), N, D) if b is None else b.contiguous(),
+        b=x.new_zeros(len(cell.gates), N, D) if b is None else b.contiguous(),
         reset=None if reset is None else reset.contiguous(),
         initial=states,
         last=new,
@@ -246,7 +256,7 @@ def _forward(cell: Cell, rows: _Rows, reset, Wx: Tensor, R: Tensor, b: Tensor | 
 class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx, cell, rows, reset, x, W, R, b, *states):
-        h, saved, new = _forward(cell, rows, reset, linear(x, W), R, b, states, training=True)
+        h, saved, new = _forward(cell, rows, reset, x, W, R, b, states, training=True)
         ctx.cell, ctx.rows, ctx.has_bias = cell, rows, b is not None
         ctx.save_for_backward(x, W, R, reset, None if rows.steps == 1 else h, *saved, *states)
         ctx.set_materialize_grads(False)
@@ -255,15 +265,20 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_h, *d_new):
         x, W, *saved = ctx.saved_tensors
-        run = _by_operator if backward_is_observed() else _backward
-        d_Wx, d_R, d_b, *d_states = run(ctx.cell, ctx.rows, d_h, d_new, *saved)
         *_, of_x, of_W, _, _ = ctx.needs_input_grad[:7]
-        d_x = torch.mm(d_Wx, W).view(x.shape) if of_x else None
-        d_W = torch.mm(d_Wx.t(), x if x.dim() == 2 else x.flatten(0, 1)) if of_W else None
+        given, observed = (ctx.cell, ctx.rows, d_h, d_new, *saved), backward_is_observed()
+        if ctx.rows.steps > 1 and not observed and _sizes("backward", ctx.cell, ctx.rows, saved[0], W).features:
+            d_x = torch.empty_like(x) if of_x else None
+            d_W, d_R, d_b, *d_states = _backward(*given, product=InputProduct(x, W.contiguous(), d_x))
+        else:
+            d_Wx, d_R, d_b, *d_states = (_by_operator if observed else _backward)(*given)
+            d_x = torch.mm(d_Wx, W).view(x.shape) if of_x else None
+            d_W = torch.mm(d_Wx.t(), x if x.dim() == 2 else x.flatten(0, 1)) if of_W else None
         return None, None, None, d_x, d_W, d_R, d_b if ctx.has_bias else None, *d_states
 
 
-def _backward(cell: Cell, rows: _Rows, d_h, d_new, R: Tensor, reset, h, gates: Tensor, aux, *states):
+def _backward(cell: Cell, rows: _Rows, d_h, d_new, R: Tensor, reset, h, gates: Tensor, aux, *states, product=None):
+    """Return the gradients of Wx, or of W if the input product is given, of R, of b and of the states."""
     _, N, D, _ = R.shape
     d_states = [
         torch.zeros_like(state) if d is None else d.clone(memory_format=torch.contiguous_format)
@@ -273,12 +288,13 @@ def _backward(cell: Cell, rows: _Rows, d_h, d_new, R: Tensor, reset, h, gates: T
     h = before[0].unsqueeze(1) if h is None else rows.by_heads(h, N)
     d_h = None if d_h is None else rows.by_heads(d_h.contiguous(), N)
     d_x = None
-    if N == 1 and cell.input_gates == cell.gates and not graph_is_retained():
+    if product is None and N == 1 and cell.input_gates == cell.gates and not graph_is_retained():
         d_x = rows.by_heads(gates, len(cell.gates)).unsqueeze(3)  # over the gates of the same places
-    others = {"aux": aux, "d_x": d_x}
-    d_x, d_R, d_b = gradients(cell, R, before, _of_rows(reset, rows), h, gates, d_h, d_states, **others)
-    d_Wx = (d_x.transpose(0, 1) if rows.time_major else d_x).reshape(rows.batch * rows.steps, -1)
-    return d_Wx, d_R, d_b, *d_states
+    others = {"aux": aux, "d_x": d_x, "product": product}
+    d_input, d_R, d_b = gradients(cell, R, before, _of_rows(reset, rows), h, gates, d_h, d_states, **others)
+    if product is None:
+        d_input = (d_input.transpose(0, 1) if rows.time_major else d_input).reshape(rows.batch * rows.steps, -1)
+    return d_input, d_R, d_b, *d_states
 
 
 def _by_operator(cell: Cell, rows: _Rows, d_h, d_new, R: Tensor, reset, h, gates: Tensor, aux, *states):

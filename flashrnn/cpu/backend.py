@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.nn.functional import pad
 from flashrnn.cells import Cell
 from flashrnn.cells.trace import untraceable
 from flashrnn.cpu import build
-from flashrnn.cpu.call import Prepared, Sizes, prepare
+from flashrnn.cpu.call import LARGEST_IN_LOOP, Prepared, Sizes, prepare
 from flashrnn.memory_format import empty_in_format, in_format, is_time_major
 from flashrnn.problem import (
     Gradients,
@@ -29,7 +30,6 @@ from flashrnn.products import recurrent_only, weight_gradient_of_states
 from flashrnn.residual import GateFormat, Residual, empty_gates, residual_dtype, saturated
 
 NUMBA_IS_MISSING = "numba is not installed: pip install numba"
-_LARGEST_IN_LOOP = 192  # head size; of larger ones d_R, which leaves the caches between steps, is a product after them
 _LARGEST_IN_BFLOAT16 = 768  # head size; of larger ones and many sequences PyTorch's products of bfloat16 are faster
 
 
@@ -90,6 +90,14 @@ class CpuFused:
         return Gradients(d_x.to(dtype), d_R.to(R.dtype), d_b, d_states)
 
 
+class InputProduct(NamedTuple):
+    """The input product of a layer of one head, whose gradients the kernel computes; see `call.with_product`."""
+
+    x: Tensor  # [rows, features], in the order of memory of h
+    W: Tensor  # [Gi * D, features]
+    d_x: Tensor | None  # where the gradient of x is written, if it is wanted
+
+
 def gradients(
     cell: Cell,
     R: Tensor,
@@ -100,6 +108,7 @@ def gradients(
     d_h: Tensor | None,
     d_states: Sequence[Tensor],
     d_x: Tensor | None = None,
+    product: InputProduct | None = None,
     **others: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of Wx, R and b; `d_states`, those of the last states, become those of the initial ones.
@@ -114,15 +123,22 @@ def gradients(
         d_h: [B, T, N, D] in memory as h, or None.
         d_states: of each state [B, N, D], contiguous.
         d_x: where the gradient of Wx, [B, T, Gi, N, D] in memory as h, is written; None: in memory of its own.
+        product: the input product, if the kernel computes its gradients: that of W takes the place of that of Wx.
         others: "aux" and "d_aux", which a single step does not have.
     """
-    R, kernel, (N, D) = R.to(h.dtype), prepared("backward", cell, h), h.shape[2:]
-    by_rows, afterwards = kernel.by_rows, D > _LARGEST_IN_LOOP
-    d_x = empty_in_format(h, len(cell.input_gates), N, D) if d_x is None else d_x
+    features = 0 if product is None else product.W.shape[1]
+    R, kernel, (N, D) = R.to(h.dtype), prepared("backward", cell, h, features), h.shape[2:]
+    by_rows, afterwards = kernel.by_rows, D > LARGEST_IN_LOOP
+    if d_x is None and product is None:
+        d_x = empty_in_format(h, len(cell.input_gates), N, D)
     d_u = empty_in_format(h, len(recurrent_only(cell)), N, D) if afterwards else None
     parts = () if kernel.parts == 1 and kernel.width == D else (kernel.parts,)
     d_R = None if afterwards else h.new_zeros(*parts, len(cell.recurrent_gates), N, D, kernel.width)
     d_b = h.new_zeros(*parts, len(cell.gates), N, kernel.width)
+    if product is not None:
+        W = padded(product.W, build.whole_vectors(features))
+        d_W = h.new_zeros(kernel.parts, *W.shape)
+        others |= {"source": product.x, "W": W, "d_source": product.d_x, "d_W": d_W}
     kernel.run(
         h=h,
         R=_transposed(R) if by_rows else columns(R),
@@ -138,6 +154,8 @@ def gradients(
         d_states=d_states,
         **others,
     )
+    if product is not None:
+        d_x = _sum_of_parts(d_W, features)
     if parts:
         d_R, d_b = (None if d is None else _sum_of_parts(d, D) for d in (d_R, d_b))
     if afterwards:
@@ -155,10 +173,11 @@ def _installed() -> bool:
     return find_spec("numba") is not None
 
 
-def prepared(direction: str, cell: Cell, rows: Tensor) -> Prepared:
+def prepared(direction: str, cell: Cell, rows: Tensor, features: int = 0) -> Prepared:
     """Return the kernel for `rows` [B, T, ..., N, D]; raises KernelUnavailable."""
     B, T, *_, N, D = rows.shape
-    return prepare(Sizes(direction, cell, B, T, N, D, is_time_major(rows), rows.dtype, torch.get_num_threads()))
+    threads = torch.get_num_threads()
+    return prepare(Sizes(direction, cell, B, T, N, D, is_time_major(rows), rows.dtype, threads, features))
 
 
 def weights(sizes: Sizes, R: Tensor) -> Tensor:
@@ -167,11 +186,15 @@ def weights(sizes: Sizes, R: Tensor) -> Tensor:
     return R.contiguous() if sizes.by_rows else columns(R.transpose(2, 3))
 
 
-def columns(R: Tensor) -> Tensor:
-    """Return R [Gr, N, D, D] as [Gr, N, D, width], padded with zeros to the width of the kernel's tile."""
-    D = R.shape[3]
-    missing = build.tile(D).width - D
-    return (pad(R, (0, missing)) if missing else R).contiguous()
+def columns(x: Tensor) -> Tensor:
+    """Return x [..., D] as [..., row], padded with zeros to the rows of the kernel's matrices."""
+    return padded(x, build.tile(x.shape[-1]).row)
+
+
+def padded(x: Tensor, width: int) -> Tensor:
+    """Return x with rows of `width` numbers, filled up with zeros."""
+    missing = width - x.shape[-1]
+    return (pad(x, (0, missing)) if missing else x).contiguous()
 
 
 def _transposed(R: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from flashrnn.problem import dtype_name, making_kernels, state_dtype
 
 _KERNELS = Path(__file__).parent / "kernels"
 _ELEMENTS = 2048  # of a gate that are worked on at a time: all gates and states fit the second cache
+_CHUNK = 8192  # of a gate in steps whose products with a weight of the layer are one
 _LARGE = 384  # head size; matrices of larger heads come from the third cache, and their product is that by rows
 _ELEMENTS_OF_LARGE = 16384  # as many as the second cache holds: every row more is one that the matrices are read for
 
@@ -37,7 +38,9 @@ class Tile(NamedTuple):
 
     width: int  # columns: units of a head, and padding
     rows: int  # sequences
+    chunk: int  # rows of the workspace: steps of sequences
     stride: int  # numbers from one gate to the next
+    row: int  # numbers from one row of a matrix to the next
 
 
 def is_large(head_dim: int) -> bool:
@@ -47,13 +50,23 @@ def is_large(head_dim: int) -> bool:
 @cache
 def tile(head_dim: int) -> Tile:
     """Return the tile for a head size: whole vectors wide, of few different widths, because each is compiled."""
+    width = whole_vectors(head_dim)
     if is_large(head_dim):
         width = head_dim + -head_dim % 16
         rows = max(8, _ELEMENTS_OF_LARGE // width // 4 * 4)
-        return Tile(width, rows, max(_ELEMENTS_OF_LARGE, rows * width) + 16)
-    width = next(w for power in range(4, 64) for w in (2**power, 3 * 2 ** (power - 1)) if w >= head_dim and w % 16 == 0)
-    rows = max(16, _ELEMENTS // width)
-    return Tile(width, rows, max(_ELEMENTS, rows * width) + 16)  # 16: gates do not compete for the same lines
+        return Tile(width, rows, rows, max(_ELEMENTS_OF_LARGE, rows * width) + 16, width)
+    rows = max(16, _ELEMENTS // width) if width <= 192 else 32
+    chunk = max(64, _CHUNK // width)
+    row = width + 16 if width % 256 == 0 else width  # 16: rows, and gates, do not compete for the same lines
+    return Tile(width, rows, chunk, max(_CHUNK, chunk * width) + 16, row)
+
+
+def whole_vectors(columns: int) -> int:
+    """Return the width for so many columns: whole vectors, an eighth of padding at most beyond the first ones."""
+    unit = 16
+    while columns > 8 * unit:
+        unit *= 2
+    return columns + -columns % unit
 
 
 class Part(NamedTuple):

@@ -6,6 +6,7 @@ Whatever follows from the sizes of a call is prepared once; a call copies it and
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
+from ctypes import memset
 from functools import cache, lru_cache
 from math import gcd
 from typing import NamedTuple
@@ -22,6 +23,10 @@ _WIDE = 128  # units of a head, whose matrices leave the first cache between the
 _SMALL = 2**19  # multiplications of a call that one thread has done before another one has begun
 
 
+LARGEST_IN_LOOP = 192  # head size; of larger ones d_R, which leaves the caches between steps, is a product after them
+_MOST_FEATURES = 512  # of the input of a layer whose input product the kernel computes
+
+
 class Sizes(NamedTuple):
     """All that decides which kernel runs, and on how many threads."""
 
@@ -34,6 +39,7 @@ class Sizes(NamedTuple):
     time_major: bool
     dtype: torch.dtype  # that h has; the kernels compute in its state dtype
     threads: int  # that there are
+    features: int = 0  # of the layer's input, if the kernel computes the input product of a layer of one head
 
     @property
     def by_rows(self) -> bool:
@@ -42,6 +48,16 @@ class Sizes(NamedTuple):
         cut anywhere without a change in any bit."""
         few = self.steps == 1 or (self.batch == 1 and self.head_dim >= _WIDE)
         return build.is_large(self.head_dim) or (self.direction == "forward" and few)
+
+
+def with_product(sizes: Sizes, features: int) -> Sizes:
+    """Return the sizes of a layer's sequences: with the features of its input if the kernel computes its product too.
+
+    It does where matrices fit the caches: steps then find the inputs of their gates there, which are never stored.
+    """
+    if sizes.steps == 1 or sizes.heads > 1 or sizes.head_dim > LARGEST_IN_LOOP or features > _MOST_FEATURES:
+        return sizes
+    return sizes if sizes.by_rows else sizes._replace(features=features)
 
 
 class Prepared(NamedTuple):
@@ -74,11 +90,18 @@ class Prepared(NamedTuple):
             _spare(self.buffers, state_dtype(self.sizes.dtype)).append(workspace)
 
     def _workspace(self) -> Tensor:
-        """Return zeros, because some numbers are slow to compute with; for a single step, what another one has left."""
+        """Return numbers that threads set to zero themselves; for a single step, what another one has left, or zeros.
+
+        PyTorch does not fill them, because a forked process would wait for its threads.
+        """
+        dtype = state_dtype(self.sizes.dtype)
         if self.sizes.steps == 1:
             with suppress(IndexError):  # no other thread gets the same
-                return _spare(self.buffers, state_dtype(self.sizes.dtype)).pop()
-        return torch.zeros(self.buffers, dtype=state_dtype(self.sizes.dtype), device="cpu")
+                return _spare(self.buffers, dtype).pop()
+        workspace = torch.empty(self.buffers, dtype=dtype, device="cpu")
+        if self.sizes.steps == 1:
+            memset(workspace.data_ptr(), 0, workspace.nbytes)
+        return workspace
 
 
 @cache
@@ -89,7 +112,7 @@ def _spare(numbers: int, dtype: torch.dtype) -> list[Tensor]:
 @lru_cache(maxsize=1024)
 def prepare(sizes: Sizes) -> Prepared:
     """Return what calls of such sizes share; raises KernelUnavailable."""
-    direction, cell, B, T, N, D, time_major, dtype, _ = sizes
+    direction, cell, B, T, N, D, time_major, dtype, _, features = sizes
     tile, (parts, part) = build.tile(D), _parts(sizes)
     real = state_dtype(dtype)
     kernel = build.time_loop(direction, real)
@@ -98,15 +121,19 @@ def prepare(sizes: Sizes) -> Prepared:
     tensors = [torch.tensor(places(cell.gates, gates)) for gates in (cell.input_gates, cell.recurrent_gates, alone)]
     step = build.cell_step(direction, cell, D, dtype)
     arrays = len(cell.gates) + len(cell.states) * (1 if direction == "forward" else 2)
-    buffers = arrays * tile.stride + step.scratch
+    source_width = build.whole_vectors(features)
+    buffers = arrays * tile.stride + max(step.scratch, tile.chunk * source_width)
     values = {
         "tasks": parts * N,
         "part": part,
         "workspace_size": buffers,
+        "clear": T > 1,
         **dict(zip(("batch", "steps", "heads", "D"), (B, T, N, D), strict=True)),
         **dict(zip(("batch_stride", "time_stride"), (1, B) if time_major else (T, 1), strict=True)),
-        **tile._asdict(),
-        "row": D if sizes.by_rows else tile.width,
+        **tile._replace(row=D if sizes.by_rows else tile.row)._asdict(),
+        "features": features,
+        "source_width": source_width,
+        "multiply_source": build.matrix_product(source_width, real).address if features else 0,
         "gates": len(cell.gates),
         "states": len(cell.states),
         "inputs": len(cell.input_gates),

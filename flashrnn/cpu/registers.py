@@ -34,4 +34,4 @@ def tiles() -> Tiles:
     """Return the fastest tiles that were measured for so many registers."""
     if registers().number == 32:
         return Tiles((8, 3), (4, 4), (4, 4))
-    return Tiles((4, 3), (4, 3), (4, 3))
+    return Tiles((6, 2), (4, 3), (4, 3))

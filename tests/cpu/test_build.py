@@ -114,10 +114,11 @@ def test_without_private_interfaces_of_numba_results_are_the_same(monkeypatch, t
 
 def test_widths_are_whole_vectors_and_waste_little():
     for head_dim in range(1, 3000):
-        width, rows, stride = build.tile(head_dim)
+        width, rows, chunk, stride, row = build.tile(head_dim)
         assert width % 16 == 0
         assert head_dim <= width <= max(head_dim + 15, 1.5 * head_dim)
-        assert stride >= rows * width
+        assert row >= width
+        assert stride >= chunk * width >= rows * width
 
 
 def reason(**changes) -> str | None:

@@ -5,7 +5,7 @@ import torch
 
 from flashrnn.cpu import build, registers
 
-PRODUCT = CFUNCTYPE(None, c_void_p, c_void_p, c_long, c_long, c_void_p, c_long, c_long)
+PRODUCT = CFUNCTYPE(None, c_void_p, c_void_p, c_long, c_long, c_void_p, c_long, c_long, c_long)
 
 
 @pytest.fixture(params=[(64, 32), (32, 16), (16, 32), (16, 16)])
@@ -26,7 +26,7 @@ def test_products_by_columns(processor, dtype):
     for rows in (1, 4, 15):
         a, out = torch.randn(rows, 21, dtype=dtype), torch.randn(rows, 96, dtype=dtype)
         expected = out + a @ w
-        PRODUCT(part.address)(out.data_ptr(), a.data_ptr(), 21, 1, w.data_ptr(), rows, 21)
+        PRODUCT(part.address)(out.data_ptr(), a.data_ptr(), 21, 1, w.data_ptr(), 96, rows, 21)
         torch.testing.assert_close(out, expected, rtol=bound, atol=10 * bound)
 
 
@@ -39,5 +39,5 @@ def test_products_by_rows(processor, dtype):
         for rows in (1, 4, 7):
             a, out = torch.randn(rows, depth, dtype=dtype), torch.randn(rows, depth, dtype=dtype)
             expected = out + a @ w.t()
-            PRODUCT(part.address)(out.data_ptr(), a.data_ptr(), depth, 1, w.data_ptr(), rows, depth)
+            PRODUCT(part.address)(out.data_ptr(), a.data_ptr(), depth, 1, w.data_ptr(), depth, rows, depth)
             torch.testing.assert_close(out, expected, rtol=bound, atol=10 * bound)

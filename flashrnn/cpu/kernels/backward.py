@@ -1,7 +1,7 @@
 """One head of the sequences `first` to `stop` through all steps, backward.
 
-Time is cut into chunks of as many steps as there are rows, whose part of d_R is one product. Row k of a chunk is step
-k // count of sequence k % count.
+Time is cut into chunks of as many steps as there are rows, whose part of d_R is one product, as are those of the
+gradients of W and of the layer's input. Row k of a chunk is step k // count of sequence k % count.
 """
 
 
@@ -43,7 +43,7 @@ def add_recurrent_gradient(z, gates, d_h, head, count):
         k = words_at(z.recurrent_of, gate)[0]
         if k >= 0:
             matrix = offset(z.R, matrix_at(z, k, head))
-            add_product(z, d_h, offset(gates, gate * z.stride), z.width, 1, matrix, count, z.D)
+            add_product(z, d_h, offset(gates, gate * z.stride), z.width, 1, matrix, z.row, count, z.D)
 
 
 @function
@@ -52,14 +52,14 @@ def add_sums(z, gates, h, part, head, rows):
     for gate in range(z.gates):
         given, d_b = offset(gates, gate * z.stride), offset(z.d_b, ((part * z.gates + gate) * z.heads + head) * z.width)
         if z.one != 0:
-            add_product(z, d_b, offset(z.one, 0), 0, 0, given, 1, rows)
+            add_product(z, d_b, offset(z.one, 0), 0, 0, given, z.width, 1, rows)
         else:
             for r in range(rows):
                 add(d_b, offset(given, r * z.width), z.D)
         k = words_at(z.recurrent_of, gate)[0]
         if k >= 0 and z.d_R != 0:
             d_R = offset(z.d_R, matrix_at(z, part * z.matrices + k, head))
-            add_product(z, d_R, given, 1, z.width, h, z.D, rows)
+            add_product(z, d_R, given, 1, z.width, h, z.width, z.D, rows)
 
 
 @function
@@ -68,11 +68,44 @@ def store_gates(z, gates, row, head):
     for gate in range(z.gates):
         k = words_at(z.input_of, gate)[0]
         if k >= 0:
-            stream(z.d_x, input_at(z, row, k, head), offset(gates, gate * z.stride), z.D)
+            if z.d_x != 0:
+                stream(z.d_x, input_at(z, row, k, head), offset(gates, gate * z.stride), z.D)
         elif z.d_u != 0:
             k = words_at(z.alone_of, gate)[0]
             if k >= 0:
                 stream(z.d_u, ((row * z.alone + k) * z.heads + head) * z.D, offset(gates, gate * z.stride), z.D)
+
+
+@function
+def add_of_source(z, out, a, row_step, step, w, rows, depth):
+    """Do what `add_product` does for rows of the width of the layer's input, those of w too."""
+    call(z.multiply_source, (out, a, intp(row_step), intp(step), w, z.source_width, intp(rows), intp(depth)))
+
+
+@function
+def add_source_sums(z, gates, source, part, rows):
+    """Add up over rows the gates' gradients times the layer's input."""
+    for gate in range(z.gates):
+        k = words_at(z.input_of, gate)[0]
+        if k >= 0:
+            d_W = offset(z.d_W, (part * z.inputs + k) * z.D * z.source_width)
+            add_of_source(z, d_W, offset(gates, gate * z.stride), 1, z.width, source, z.D, rows)
+
+
+@function
+def store_source_gradient(z, gates, d_source, begin, count, start, end):
+    """Store the gates' gradients times W, the gradient of the layer's input, of steps `start` to `end`."""
+    rows = (end - start) * count
+    clear(d_source, rows * z.source_width)
+    for gate in range(z.gates):
+        k = words_at(z.input_of, gate)[0]
+        if k >= 0:
+            W = offset(z.W, k * z.D * z.source_width)
+            add_of_source(z, d_source, offset(gates, gate * z.stride), z.width, 1, W, rows, z.D)
+    for t in range(start, end):
+        for r in range(count):
+            of_row = offset(d_source, ((t - start) * count + r) * z.source_width)
+            stream(z.d_source, row_of(z, begin + r, t) * z.features, of_row, z.features)
 
 
 @function
@@ -89,10 +122,11 @@ def load_chunk(z, gates, old, begin, count, start, end, head):
 def run(z, part, head, first, stop, workspace):
     gates, old = workspace, offset(workspace, z.gates * z.stride)
     d_state = offset(old, z.states * z.stride)
+    source = offset(d_state, z.states * z.stride)
     for begin in range(first, stop, z.rows):
         count = min(z.rows, stop - begin)
         load_states(z, d_state, z.d_states, begin, count, head)
-        chunk = z.rows // count
+        chunk = z.chunk // count
         for end in range(z.steps, 0, -chunk):
             start = max(0, end - chunk)
             load_chunk(z, gates, old, begin, count, start, end, head)
@@ -109,4 +143,9 @@ def run(z, part, head, first, stop, workspace):
                     if is_reset(z, row):
                         clear_states(z, offset(d_state, r * z.width))
             add_sums(z, gates, old, part, head, (end - start) * count)
+            if z.features:
+                load_source(z, source, begin, count, start, end)
+                add_source_sums(z, gates, source, part, (end - start) * count)
+                if z.d_source != 0:
+                    store_source_gradient(z, gates, source, begin, count, start, end)
         store_states(z, d_state, z.d_states, begin, count, head)

@@ -1,4 +1,8 @@
-"""One head of the sequences `first` to `stop` through all steps, forward."""
+"""One head of the sequences `first` to `stop` through all steps, forward.
+
+Where the kernel computes the input product, it is one product for a chunk of steps, whose results do not leave the
+caches. Row k of a chunk is step k // count of sequence k % count.
+"""
 
 
 @intrinsic
@@ -33,10 +37,23 @@ def load_gates(z, gates, row, head):
 def fetch_input(z, gate, begin, count, t, head):
     """Prefetch a gate's inputs of step t."""
     k = words_at(z.input_of, gate)[0]
-    for r in range(count if k >= 0 and t < z.steps else 0):
+    for r in range(count if k >= 0 and t < z.steps and z.features == 0 else 0):
         x = offset(z.x, input_at(z, row_of(z, begin + r, t), k, head))
         for j in range(0, z.D, LINE):
             fetch_line(offset(x, j))
+
+
+@function
+def compute_gates(z, gates, source, head, rows):
+    """Compute bias plus input of every gate from rows of the layer's input."""
+    for gate in range(z.gates):
+        to, bias = offset(gates, gate * z.stride), offset(z.b, (gate * z.heads + head) * z.D)
+        for r in range(rows):
+            copy(offset(to, r * z.width), bias, z.D)
+        k = words_at(z.input_of, gate)[0]
+        if k >= 0:
+            W = offset(z.W, k * z.features * z.row)
+            add_product(z, to, source, z.source_width, 1, W, z.row, rows, z.features)
 
 
 @function
@@ -47,7 +64,7 @@ def add_recurrent_sums(z, gates, h, begin, count, t, head):
         k = words_at(z.recurrent_of, gate)[0]
         if k >= 0:
             matrix = offset(z.weights, matrix_at(z, k, head))
-            add_product(z, offset(gates, gate * z.stride), h, z.width, 1, matrix, count, z.D)
+            add_product(z, offset(gates, gate * z.stride), h, z.width, 1, matrix, z.row, count, z.D)
 
 
 @function
@@ -63,18 +80,27 @@ def store_step(z, gates, state, row, head):
 @function
 def run(z, part, head, first, stop, workspace):
     gates, state = workspace, offset(workspace, z.gates * z.stride)
+    source = offset(state, z.states * z.stride)
     for begin in range(first, stop, z.rows):
         count = min(z.rows, stop - begin)
         load_states(z, state, z.initial, begin, count, head)
-        for t in range(z.steps):
-            for r in range(count):
-                row = row_of(z, begin + r, t)
-                if is_reset(z, row):
-                    clear_states(z, offset(state, r * z.width))
-                load_gates(z, offset(gates, r * z.width), row, head)
-            add_recurrent_sums(z, gates, state, begin, count, t, head)
-            call(z.cell, (gates, state, count * z.width))
-            for r in range(count):
-                at = r * z.width
-                store_step(z, offset(gates, at), offset(state, at), row_of(z, begin + r, t), head)
+        chunk = z.chunk // count if z.features else 1
+        for start in range(0, z.steps, chunk):
+            end = min(start + chunk, z.steps)
+            if z.features:
+                load_source(z, source, begin, count, start, end)
+                compute_gates(z, gates, source, head, (end - start) * count)
+            for t in range(start, end):
+                now = offset(gates, (t - start) * count * z.width)
+                for r in range(count):
+                    row = row_of(z, begin + r, t)
+                    if is_reset(z, row):
+                        clear_states(z, offset(state, r * z.width))
+                    if z.features == 0:
+                        load_gates(z, offset(now, r * z.width), row, head)
+                add_recurrent_sums(z, now, state, begin, count, t, head)
+                call(z.cell, (now, state, count * z.width))
+                for r in range(count):
+                    at = r * z.width
+                    store_step(z, offset(now, at), offset(state, at), row_of(z, begin + r, t), head)
         store_states(z, state, z.last, begin, count, head)

@@ -14,6 +14,7 @@ FIELDS = (
     "part",  # sequences in a part of the batch
     "workspace",  # [threads, workspace_size]: what a thread works on
     "workspace_size",
+    "clear",  # whether a thread has to set its workspace to zero: padding is computed with, and some numbers are slow
     "batch",
     "steps",
     "heads",
@@ -22,6 +23,7 @@ FIELDS = (
     "time_stride",
     "width",
     "rows",
+    "chunk",  # rows of the workspace: steps of sequences that are worked on together
     "stride",
     "gates",
     "states",
@@ -37,6 +39,12 @@ FIELDS = (
     "h",  # [rows, N, D]
     "aux",  # [S-1, rows, N, D], forward 0 if it is not wanted
     "pre",  # [rows, N, G, D], the gates' pre-activations, forward 0 if they are not wanted
+    # the input product of a layer of one head
+    "features",  # numbers in a row of the layer's input, or 0: x is given, or its gradient wanted
+    "source",  # [rows, features], the layer's input
+    "source_width",  # numbers in a row of it in the workspace
+    "multiply_source",  # the function of product.py for that width
+    "W",  # forward [Gi, features, row], backward [Gi, D, source_width]
     # forward
     "x",  # [rows, Gi, N, D]
     "weights",  # [Gr, N, D, row]: R transposed, [previous unit, unit], or for rows.py R itself
@@ -46,7 +54,9 @@ FIELDS = (
     "R",  # [Gr, N, D, row], for rows.py transposed
     "d_h",  # [rows, N, D], or 0
     "d_aux",  # [S-1, rows, N, D], or 0
-    "d_x",  # [rows, Gi, N, D]
+    "d_x",  # [rows, Gi, N, D], or 0
+    "d_source",  # [rows, features], or 0
+    "d_W",  # [parts, Gi, D, source_width], to be added to
     "d_u",  # [rows, Ga, N, D]: gradients of the gates without an input, or 0
     "alone",  # Ga
     "alone_of",  # [G]: which of these is this gate's, or -1
@@ -138,9 +148,12 @@ def clear(out, count):
 
 
 @function
-def add_product(z, out, a, row_step, step, w, rows, depth):
-    """out [rows, width] += a [rows, depth] @ w [depth, width], where a[r, d] stands at r * row_step + d * step."""
-    call(z.multiply, (out, a, intp(row_step), intp(step), w, intp(rows), intp(depth)))
+def add_product(z, out, a, row_step, step, w, w_step, rows, depth):
+    """out [rows, width] += a [rows, depth] @ w [depth, width], where a[r, d] stands at r * row_step + d * step.
+
+    Rows of w are w_step apart.
+    """
+    call(z.multiply, (out, a, intp(row_step), intp(step), w, intp(w_step), intp(rows), intp(depth)))
 
 
 @function
@@ -172,6 +185,15 @@ def gate_at(z, row, gate, head):
 def state_of(z, states, s, sequence, head):
     """Return where one of the `states`, [S] addresses of [B, N, D], of a sequence begins."""
     return offset(words_at(states, s)[0], (sequence * z.heads + head) * z.D)
+
+
+@function
+def load_source(z, source, begin, count, start, end):
+    """Load the layer's input of steps `start` to `end`."""
+    for t in range(start, end):
+        for r in range(count):
+            to = offset(source, ((t - start) * count + r) * z.source_width)
+            copy(to, offset(z.source, row_of(z, begin + r, t) * z.features), z.features)
 
 
 @function

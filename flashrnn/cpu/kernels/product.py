@@ -4,15 +4,16 @@ VECTORS = WIDTH // LANES  # in a row
 
 
 def _tile(rows, vectors):
-    """Return `tile(out, a, row_step, step, w, depth)`: out [rows, vectors * LANES] += a [rows, depth] @ w.
+    """Return `tile(out, a, row_step, step, w, w_step, depth)`: out [rows, vectors * LANES] += a [rows, depth] @ w.
 
-    The sums stay in registers. Rows of `out` and w are WIDTH apart.
+    The sums stay in registers. Rows of `out` are WIDTH apart, those of w w_step.
     """
 
     @intrinsic
-    def tile(typing, out, a, row_step, step, w, depth):
+    def tile(typing, out, a, row_step, step, w, w_step, depth):
         def generate(context, builder, signature, values):
-            out, a, row_step, step, w, depth = values
+            out, a, row_step, step, w, w_step, depth = values
+            width = w_step.type(WIDTH)
             vector, aligned, together = ir.VectorType(a.type.pointee, LANES), real.bitwidth // 8, ("contract",)
             undefined, first = (
                 ir.Constant(vector, ir.Undefined),
@@ -26,40 +27,57 @@ def _tile(rows, vectors):
                 single = builder.insert_element(undefined, value, ir.IntType(32)(0))
                 return builder.shuffle_vector(single, undefined, first)
 
-            def vector_at(start, row, v):
-                index = builder.add(builder.mul(row, row.type(WIDTH)), row.type(v * LANES))
+            def vector_at(start, row, apart, v):
+                index = builder.add(builder.mul(row, apart), row.type(v * LANES))
                 return builder.bitcast(builder.gep(start, [index]), vector.as_pointer())
 
             places = [(r, v) for r in range(rows) for v in range(vectors)]
             sums = {place: cgutils.alloca_once(builder, vector) for place in places}
             for (r, v), total in sums.items():
-                builder.store(builder.load(vector_at(out, depth.type(r), v), align=aligned), total)
+                builder.store(builder.load(vector_at(out, depth.type(r), width, v), align=aligned), total)
             with cgutils.for_range(builder, depth) as loop:
-                terms = [builder.load(vector_at(w, loop.index, v), align=aligned) for v in range(vectors)]
+                terms = [builder.load(vector_at(w, loop.index, w_step, v), align=aligned) for v in range(vectors)]
                 for r in range(rows):
                     factor = everywhere(r, loop.index)
                     for v, term in enumerate(terms):
                         product = builder.fmul(factor, term, flags=together)
                         builder.store(builder.fadd(builder.load(sums[r, v]), product, flags=together), sums[r, v])
             for (r, v), total in sums.items():
-                builder.store(builder.load(total), vector_at(out, depth.type(r), v), align=aligned)
+                builder.store(builder.load(total), vector_at(out, depth.type(r), width, v), align=aligned)
             return context.get_dummy_value()
 
-        return void(out, a, row_step, step, w, depth), generate
+        return void(out, a, row_step, step, w, w_step, depth), generate
 
     return tile
 
 
-def _in_tiles(rows, most):
-    """Return a function that computes `kernel` for whole blocks of `rows` rows, `most` vectors wide at most."""
-    vectors = max(v for v in range(1, most + 1) if VECTORS % v == 0)
+def _in_columns(rows, vectors, begin, end):
+    """Return a function that computes `kernel` for whole blocks of `rows` rows and the columns from `begin` to `end`,
+    in tiles of so many vectors."""
     tile = _tile(rows, vectors)
 
     @function
-    def add(out, a, row_step, step, w, count, depth):
-        for column in range(0, WIDTH, vectors * LANES):
+    def add(out, a, row_step, step, w, w_step, count, depth):
+        for column in range(begin, end, vectors * LANES):
             for r in range(0, count, rows):
-                tile(offset(out, r * WIDTH + column), offset(a, r * row_step), row_step, step, offset(w, column), depth)
+                of_tile, of_a = offset(out, r * WIDTH + column), offset(a, r * row_step)
+                tile(of_tile, of_a, row_step, step, offset(w, column), w_step, depth)
+
+    return add
+
+
+def _in_tiles(rows, most):
+    """Return a function that computes `kernel` for whole blocks of `rows` rows, in tiles as wide as one another or one
+    vector wider, `most` at most."""
+    tiles = -(-VECTORS // most)
+    vectors, wider = divmod(VECTORS, tiles)
+    end = wider * (vectors + 1) * LANES
+    wide, others = _in_columns(rows, vectors + 1, 0, end), _in_columns(rows, vectors, end, WIDTH)
+
+    @function
+    def add(out, a, row_step, step, w, w_step, count, depth):
+        wide(out, a, row_step, step, w, w_step, count, depth)
+        others(out, a, row_step, step, w, w_step, count, depth)
 
     return add
 
@@ -67,14 +85,26 @@ def _in_tiles(rows, most):
 many, few, singles = _in_tiles(*MANY), _in_tiles(*FEW), _in_tiles(1, 8)
 
 
-@cfunc(void(pointer, pointer, intp, intp, pointer, intp, intp), cache=CACHE, pipeline_class=Kernel, **OPTIONS)
-def kernel(out, a, row_step, step, w, rows, depth):
-    """out [rows, WIDTH] += a [rows, depth] @ w [depth, WIDTH], where a[r, d] stands at r * row_step + d * step.
+@function
+def _rows_of_few(rows):
+    """Return how many rows of tiles of FEW leave the fewest for single ones, the others being those of MANY."""
+    best, left = 0, rows % MANY[0]
+    for count in range(FEW[0], min(rows + 1, MANY[0] * FEW[0]), FEW[0]):
+        if (rows - count) % MANY[0] < left:
+            best, left = count, (rows - count) % MANY[0]
+    return best
+
+
+@cfunc(void(pointer, pointer, intp, intp, pointer, intp, intp, intp), cache=CACHE, pipeline_class=Kernel, **OPTIONS)
+def kernel(out, a, row_step, step, w, w_step, rows, depth):
+    """out [rows, WIDTH] += a [rows, depth] @ w [depth, WIDTH], where a[r, d] stands at r * row_step + d * step, and
+    rows of w are w_step apart.
 
     Columns of w that a tile needs stay in the first cache until all rows of `out` have had them.
     """
-    of_many = rows - rows % MANY[0]
-    whole = of_many + (rows - of_many) // FEW[0] * FEW[0]
-    many(out, a, row_step, step, w, of_many, depth)
-    few(offset(out, of_many * WIDTH), offset(a, of_many * row_step), row_step, step, w, whole - of_many, depth)
-    singles(offset(out, whole * WIDTH), offset(a, whole * row_step), row_step, step, w, rows - whole, depth)
+    of_few = _rows_of_few(rows)
+    of_many = (rows - of_few) // MANY[0] * MANY[0]
+    whole = of_many + of_few
+    many(out, a, row_step, step, w, w_step, of_many, depth)
+    few(offset(out, of_many * WIDTH), offset(a, of_many * row_step), row_step, step, w, w_step, of_few, depth)
+    singles(offset(out, whole * WIDTH), offset(a, whole * row_step), row_step, step, w, w_step, rows - whole, depth)

@@ -75,8 +75,8 @@ ROWS, COLUMNS = DOTS
 many, row, single = _dots(ROWS, COLUMNS), _dots(1, COLUMNS), _dots(1, 1)
 
 
-@cfunc(void(pointer, pointer, intp, intp, pointer, intp, intp), cache=CACHE, pipeline_class=Kernel, **OPTIONS)
-def kernel(out, a, row_step, step, w, rows, depth):
+@cfunc(void(pointer, pointer, intp, intp, pointer, intp, intp, intp), cache=CACHE, pipeline_class=Kernel, **OPTIONS)
+def kernel(out, a, row_step, step, w, w_step, rows, depth):
     """out [rows, depth] += a [rows, depth] @ w.T, w [depth, depth], rows of `out` and a being `row_step` apart.
 
     A few rows of w stay in the first cache until all rows of a have had them.

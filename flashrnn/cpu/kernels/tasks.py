@@ -8,6 +8,8 @@ def kernel(data):
     task = next_of(begun)
     if task < z.tasks:  # only so many threads have a workspace
         workspace = offset(z.workspace, next_of(threads) * z.workspace_size)
+        if z.clear:
+            clear(workspace, z.workspace_size)
         while task < z.tasks:
             part, head = task // z.heads, task % z.heads
             first = part * z.part

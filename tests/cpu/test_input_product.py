@@ -1,0 +1,60 @@
+"""Layers whose input product the kernel computes, over several chunks of steps."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from flashrnn import FlashRNN
+from flashrnn.cpu import call
+from tests.problems import random_reset
+
+SIZES = [(7, 20), (40, 33), (16, 16), (3, 150)]  # features, units
+
+
+def results(network: FlashRNN, x: torch.Tensor, reset: torch.Tensor | None, *, of_x: bool) -> list[torch.Tensor]:
+    """The output, the last states, and gradients."""
+    x = x.clone().requires_grad_(of_x)
+    out, last = network(x, reset=reset)
+    found = [out, *(last if isinstance(last, tuple) else (last,))]
+    loss = sum((f * torch.linspace(-1, 1, f.numel(), dtype=f.dtype).view(f.shape)).sum() for f in found)
+    return found + list(torch.autograd.grad(loss, [*([x] if of_x else []), *network.parameters()]))
+
+
+@pytest.mark.parametrize(("size", "batch_first"), zip(SIZES, [False, True, True, False], strict=True), ids=str)
+@pytest.mark.parametrize("cell", ["lstm", "gru", "slstm"])
+def test_results_are_those_of_the_reference(cell, size, batch_first, monkeypatch):
+    computed, with_product = [], call.with_product
+
+    def record(sizes, features):
+        computed.append(with_product(sizes, features).features)
+        return with_product(sizes, features)
+
+    monkeypatch.setattr("flashrnn.stepping.with_product", record)
+    torch.manual_seed(0)
+    options = {"function": cell, "batch_first": batch_first, "dtype": torch.float64}
+    ours, reference = (FlashRNN(*size, backend=backend, **options) for backend in ("cpu_fused", "vanilla"))
+    reference.load_state_dict(ours.state_dict())
+    B, T = 9, 40
+    x = torch.randn(*((B, T) if batch_first else (T, B)), size[0], dtype=torch.float64)
+    for reset, of_x in ((None, True), (random_reset(B, T), False)):
+        found, expected = (results(network, x, reset, of_x=of_x) for network in (ours, reference))
+        assert_close(found, expected)
+    assert max(computed) == size[0]
+
+
+def test_sequences_can_be_cut_without_a_change_in_any_bit():
+    torch.manual_seed(0)
+    network, x = FlashRNN(24, 40, function="gru", bias=False), torch.randn(201, 5, 24)
+    with torch.no_grad():
+        whole, last = network(x)
+        first, states = network(x[:77])
+        second, of_second = network(x[77:], states)
+    assert torch.equal(torch.cat([first, second]), whole)
+    assert torch.equal(of_second, last)
+
+
+def test_gradients_repeat_bit_for_bit():
+    network, x = FlashRNN(24, 40, function="gru"), torch.randn(60, 33, 24)
+    first, *others = (results(network, x, None, of_x=True) for _ in range(4))
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
