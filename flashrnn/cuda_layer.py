@@ -54,22 +54,8 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
     given = None if states is None else states if isinstance(states, tuple | list) else (states,)
     if given is not None and not _are_states(given, network, x, B):
         return None
-    with_gradients = torch.is_grad_enabled()
-    wanted = with_gradients and (x.requires_grad or (given is not None and any([s.requires_grad for s in given])))
-    layers = []
-    for k in range(network.num_layers):
-        weights = []
-        for suffix in network._directions:
-            modules = network._modules[f"input_l{k}{suffix}"], network._modules[f"recurrent_l{k}{suffix}"]
-            if (of_direction := weights_of(*modules, x.dtype, x.device)) is None:
-                return None
-            weights.append(of_direction)
-        recurrent = modules[1]
-        if both_ways and recurrent.backend != network._modules[f"recurrent_l{k}"].backend:
-            return None
-        if with_gradients and not wanted:
-            wanted = any([w is not None and w.requires_grad for of_direction in weights for w in of_direction])
-        layers.append((recurrent, weights, wanted))
+    if (layers := _layers(network, x, given)) is None:
+        return None
     sizes = B, T, time_major
     one_way = len(layers) > 1 and reset is None and not both_ways
     if one_way and (done := _at_once(network, layers, sizes, x, given)) is not None:
@@ -98,6 +84,28 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
 Weights = tuple[Tensor, Tensor, Tensor | None]  # W, R and b
 
 
+def _layers(network: nn.Module, x: Tensor, given: Sequence[Tensor] | None) -> list[tuple] | None:
+    """Return of each layer the recurrence, the weights of its directions and whether a backward pass follows; None if
+    this does not serve its modules."""
+    with_gradients = torch.is_grad_enabled()
+    wanted = with_gradients and (x.requires_grad or (given is not None and any([s.requires_grad for s in given])))
+    layers = []
+    for k in range(network.num_layers):
+        weights = []
+        for suffix in network._directions:
+            modules = network._modules[f"input_l{k}{suffix}"], network._modules[f"recurrent_l{k}{suffix}"]
+            if (of_direction := weights_of(*modules, x.dtype, x.device)) is None:
+                return None
+            weights.append(of_direction)
+        recurrent = modules[1]
+        if len(weights) > 1 and recurrent.backend != network._modules[f"recurrent_l{k}"].backend:
+            return None
+        if with_gradients and not wanted:
+            wanted = any([w is not None and w.requires_grad for of_direction in weights for w in of_direction])
+        layers.append((recurrent, weights, wanted))
+    return layers
+
+
 def _at_once(
     network: nn.Module, layers: Sequence[tuple], sizes: tuple[int, int, bool], x: Tensor, given: Sequence | None
 ) -> tuple | None:
@@ -105,7 +113,7 @@ def _at_once(
 
     Args:
         network: the FlashRNN, whose layers have one direction.
-        layers: of each layer the recurrence, the weights of its direction and whether a backward pass follows.
+        layers: what `_layers` returns.
         sizes: batch, steps and whether x is time-major.
         x: the input.
         given: the caller's states.

@@ -1,7 +1,7 @@
 """`FlashRNN`, a drop-in replacement for nn.LSTM, nn.GRU and nn.RNN."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -90,30 +90,23 @@ class FlashRNN(nn.Module):
         self.bidirectional, self.proj_size, self.bias = bidirectional, proj_size, bias
         self.output_size = proj_size or hidden_size
         self._directions = ("", "_reverse") if bidirectional else ("",)
+        kind = partial(ProjectedRecurrence, proj_size=proj_size) if proj_size else Recurrence
+        of_all = {"num_heads": num_heads, "function": self.cell, "bias": bias, "backend": backend}
+        of_all |= {"recurrent_init": recurrent_init, "bias_init": bias_init, "num_blocks": num_layers}
         for layer in range(num_layers):
-            features = input_size if layer == 0 else self.output_size * len(self._directions)
-            for suffix in self._directions:
-                gates = len(self.cell.input_gates)
-                linear = nn.Linear(features, gates * hidden_size, bias=False, device=device, dtype=dtype)
-                kind = partial(ProjectedRecurrence, proj_size=proj_size) if proj_size else Recurrence
-                recurrent = kind(
-                    hidden_size,
-                    num_heads=num_heads,
-                    function=self.cell,
-                    bias=bias,
-                    backend=backend,
-                    recurrent_init=recurrent_init,
-                    bias_init=bias_init,
-                    block_index=layer,
-                    num_blocks=num_layers,
-                    device=device,
-                    dtype=dtype,
-                )
-                init_input(linear.weight, hidden_size)
-                self.add_module(f"input_l{layer}{suffix}", linear)
-                self.add_module(f"recurrent_l{layer}{suffix}", recurrent)
+            self._add_layer(layer, partial(kind, hidden_size, block_index=layer, **of_all), device=device, dtype=dtype)
         self.register_load_state_dict_pre_hook(torch_networks.convert_state_dict)
         self.flatten_parameters()
+
+    def _add_layer(self, layer: int, recurrence: Callable[..., Recurrence], **options) -> None:
+        """Add the modules of a layer; `options`: device and dtype of their parameters."""
+        features = self.input_size if layer == 0 else self.output_size * len(self._directions)
+        for suffix in self._directions:
+            linear = nn.Linear(features, len(self.cell.input_gates) * self.hidden_size, bias=False, **options)
+            recurrent = recurrence(**options)
+            init_input(linear.weight, self.hidden_size)
+            self.add_module(f"input_l{layer}{suffix}", linear)
+            self.add_module(f"recurrent_l{layer}{suffix}", recurrent)
 
     def directions(self) -> list[str]:
         """Return the suffix of the module names of each layer and direction: l0, l0_reverse, l1, ..."""

@@ -86,26 +86,26 @@ def warmup(
     batches = (batch,) if isinstance(batch, int) else tuple(batch)
     for size in batches:
         check_sizes(heads=heads, head_dim=head_dim, batch=size)
-    cell, device = get_cell(function), torch.device("cuda" if gpu or torch.cuda.is_available() else "cpu")
-    tf32 = tf32_allowed(dtype, device)
-    assumed = named_gpu(gpu) if gpu else nvidia_gpu(device)
-    problem = Problem(cell, heads, head_dim, dtype, device, training, reset, assumed, tf32)
+    problem = _problem(get_cell(function), heads, head_dim, dtype, training, reset, gpu)
     units = units_to_add(problem) if backend in ("auto", CudaFused.name) else 0
     problem = problem._replace(head_dim=head_dim + units)
     chosen = choose(backend, problem)
     kernels = {}
     for size in batches:
-        both, of_call = bidirectional and is_faster(problem, size, backend), problem
-        if both:
-            of_call = problem._replace(heads=2 * heads)
-        kernels |= dict(_kernels(chosen.name, of_call, size, both and not reset))
-        if chosen.name == CudaFused.name and (parts := in_parts(of_call)):
-            of_loop = of_call._replace(cell=parts.loop)
-            kernels |= dict(_resident(of_loop, size, both and not reset, lengths=(0,))) | dict(_first(parts, of_call))
+        kernels |= dict(_kernels(chosen.name, problem, size, bidirectional and is_faster(problem, size, backend)))
     if units:
         kernels["padding"] = partial(resize_rows.KERNEL.compile, resize_rows.DTYPE, problem.gpu)
     _run(kernels, progress)
     return chosen.name
+
+
+def _problem(
+    cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, training: bool, reset: bool, gpu: str | None
+) -> Problem:
+    """Return the problem of these calls on the GPU of that name, or on this machine."""
+    device = torch.device("cuda" if gpu or torch.cuda.is_available() else "cpu")
+    assumed, tf32 = named_gpu(gpu) if gpu else nvidia_gpu(device), tf32_allowed(dtype, device)
+    return Problem(cell, heads, head_dim, dtype, device, training, reset, assumed, tf32)
 
 
 def _run(kernels: dict[str, Callable[[], object]], progress: Callable[[Compiled], None] | None) -> None:
@@ -128,11 +128,18 @@ Kernels = Iterator[tuple[str, Callable[[], object]]]
 """The name of each kernel, and the function that compiles it."""
 
 
-def _kernels(backend: str, problem: Problem, batch: int, both_ways: bool) -> Kernels:
+def _kernels(backend: str, problem: Problem, batch: int, at_once: bool) -> Kernels:
+    """Yield those of calls with a batch size; `at_once`: both directions are the heads of one recurrence."""
+    if at_once:
+        problem = problem._replace(heads=2 * problem.heads)
+    both_ways = at_once and not problem.reset
     if backend == CpuFused.name:
         yield from _cpu(problem, batch)
     elif backend == CudaFused.name:
         yield from _resident(problem, batch, both_ways)
+        if parts := in_parts(problem):
+            yield from _resident(problem._replace(cell=parts.loop), batch, both_ways, lengths=(0,))
+            yield from _first(parts, problem)
     elif backend == Cuda.name:
         yield from _streaming(problem, batch)
 

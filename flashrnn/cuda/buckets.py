@@ -1,8 +1,8 @@
 """Batch buckets: one kernel for many batch sizes, so that whoever calls with all of them compiles few.
 
-The solvers find a tiling for one batch size. Asked for every size, they give up to twelve kernels. FEW of these are
-taken, for a slowdown of at most SLOWEST, by the solvers' estimates, over the fastest. If they would be slower, kernels
-with `KernelSpec.any_sequences` are considered as well; if that does not help, more than FEW are taken.
+The solvers find a tiling for one batch size. Asked for every size, they give up to thirteen kernels. The FEW of these
+are taken whose largest slowdown over the fastest, by the solvers' estimates, is the smallest. If that is above
+SLOWEST, kernels with `KernelSpec.any_sequences` are considered as well.
 """
 
 import hashlib
@@ -98,11 +98,10 @@ def _read(file: Path) -> Ranges | None:
 def find(spec: KernelSpec, solver: Solver) -> Ranges:
     """Return the ranges for a spec, whatever its batch."""
     cycles = _estimates(spec, solver, any_sequences=False)
-    taken = _best_few(cycles)
-    if len(taken) > FEW:
-        more = cycles | _estimates(spec, solver, any_sequences=True)
-        if len(fewer := _best_few(more)) < len(taken):
-            cycles, taken = more, fewer
+    slowdown, taken = _best_few(cycles)
+    if slowdown > SLOWEST:
+        cycles |= _estimates(spec, solver, any_sequences=True)
+        _, taken = _best_few(cycles)
     serving = [min(taken, key=lambda one: cycles[one][i]) for i in range(len(_JUDGED))]
     starts = [1, *(before + 1 for before in _JUDGED[:-1])]
     return tuple((starts[i], one) for i, one in enumerate(serving) if i == 0 or one != serving[i - 1])
@@ -120,20 +119,18 @@ def _estimates(spec: KernelSpec, solver: Solver, any_sequences: bool) -> dict[Ke
     return {kernel: estimates for estimates, kernel in found.items()}
 
 
-def _best_few(cycles: dict[Kernel, tuple[float, ...]]) -> list[Kernel]:
-    """Return the FEW kernels with the smallest slowdown of any batch size, or more where that is above SLOWEST."""
+def _best_few(cycles: dict[Kernel, tuple[float, ...]]) -> tuple[float, list[Kernel]]:
+    """Return the smallest slowdown of any batch size that at most FEW kernels have, and these."""
     fastest = [min(column) for column in zip(*cycles.values(), strict=True)]
     ratios = {one: [a / b for a, b in zip(row, fastest, strict=True)] for one, row in cycles.items()}
 
-    def within(slowdown: float, most: int) -> list[Kernel] | None:
+    def within(slowdown: float) -> list[Kernel] | None:
         serves = {one: sum(1 << i for i, ratio in enumerate(row) if ratio <= slowdown) for one, row in ratios.items()}
-        return _cover(serves, (1 << len(_JUDGED)) - 1, most)
+        return _cover(serves, (1 << len(_JUDGED)) - 1, FEW)
 
-    number = next(most for most in range(FEW, max(FEW, len(ratios)) + 1) if within(SLOWEST, most) is not None)
     allowed = sorted({ratio for row in ratios.values() for ratio in row})
-    return within(
-        allowed[bisect_left(allowed, True, key=lambda slowdown: within(slowdown, number) is not None)], number
-    )
+    slowdown = allowed[bisect_left(allowed, True, key=lambda slowdown: within(slowdown) is not None)]
+    return slowdown, within(slowdown)
 
 
 def _cover(serves: dict[Kernel, int], missing: int, most: int) -> list[Kernel] | None:

@@ -42,12 +42,12 @@ class Plan:
     short: ShortGradients | None = None  # otherwise, of a backward of few steps
     weight_gradient: WeightGradient | None = None  # otherwise
 
-    def launch(self, arguments: dict[str, Argument], beside: Tensor) -> None:
-        """Launch the kernels; their workspace is on the device of `beside`."""
+    def launch(self, arguments: dict[str, Argument], like: Tensor) -> None:
+        """Launch the kernels; their workspace is on the device of `like`."""
         for groups, launch in self.launches:
             workspace = None
             if self.workspace:
-                workspace = beside.new_empty(groups * self.workspace, dtype=torch.uint8)
+                workspace = like.new_empty(groups * self.workspace, dtype=torch.uint8)
             arguments["workspace"], arguments["launch"] = workspace, next(_LAUNCHES)
             launch(groups, arguments)
 
@@ -171,7 +171,7 @@ class Forward:
 
     def __call__(self, inputs: Inputs) -> tuple[States, Tensor]:
         """Return the states and the gates. Wx is dense, and its address a multiple of 16 bytes."""
-        h, aux, last, gates = [_empty(like, inputs.Wx) for like in self._made]
+        h, aux, last, gates = [_empty(one, inputs.Wx) for one in self._made]
         Wx, R, b, states, reset = inputs
         self.launch(Wx, R, b, contiguous(states), reset, h, aux, last, gates)
         return States(h, aux, last), gates
@@ -179,13 +179,13 @@ class Forward:
     def inference(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Return h and the last states, as `__call__` does."""
         Wx, R, b, states, reset = inputs
-        h, last = [_empty(like, Wx) for like in self._made[:3:2]]
+        h, last = [_empty(one, Wx) for one in self._made[:3:2]]
         self.launch(Wx, R, b, contiguous(states), reset, h, None, last, None)
         return h, last
 
     def empty_residual(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return aux and gates for `launch`, on the device of x."""
-        return tuple([_empty(like, x) for like in self._made[1::2]])
+        return tuple([_empty(one, x) for one in self._made[1::2]])
 
     def gradients(
         self, residual: Residual, grads: StateGradients, x: Tensor | None = None
@@ -247,9 +247,9 @@ def _format(x: Tensor) -> _Format:
     return tuple(x.shape), x.stride(), x.dtype
 
 
-def _empty(like: _Format, beside: Tensor) -> Tensor:
-    shape, stride, dtype = like
-    return beside.new_empty_strided(shape, stride, dtype=dtype)
+def _empty(of_format: _Format, like: Tensor) -> Tensor:
+    shape, stride, dtype = of_format
+    return like.new_empty_strided(shape, stride, dtype=dtype)
 
 
 _WORD = 32  # steps
