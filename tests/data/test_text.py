@@ -332,7 +332,7 @@ def test_a_hub_dataset_with_a_validation_split(make, monkeypatch, tmp_path, stre
         ({"lane_tokens": 0}, ValueError, "lane_tokens=0 "),
         ({"val_fraction": 1e-6}, ValueError, r"0 validation tokens.*data\.val_fraction=0\.2"),
         ({"tokenizer": "bpe:256"}, ValueError, "'bpe:256'.* 257 "),
-        ({"tokenizer": "bpe"}, ValueError, "bpe: takes a number"),
+        ({"tokenizer": "bpe"}, ValueError, "bpe: needs a number"),
         ({"source": ["a.txt", "b.txt"]}, TypeError, "one name or pattern"),
         ({"split": "test"}, ValueError, "subset, split and revision"),
         ({"val_split": "validation"}, FileNotFoundError, "val_split 'validation'.*val_split=null"),
