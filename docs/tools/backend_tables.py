@@ -1,8 +1,8 @@
-"""The tables of docs/backends.md: which backend `auto` takes, and the largest heads. No GPU is needed.
+"""The tables of docs/backends.md: the backend that `auto` selects, and the largest head sizes. No GPU is needed.
 
     python -m docs.tools.backend_tables
 
-writes them anew, between the comments that name them.
+rewrites them, between the comments that name them.
 """
 
 from argparse import ArgumentParser
@@ -23,8 +23,7 @@ HEAD_DIMS = (32, 63, 64, 128, 256, 512, 768, 1001, 1024, 2048, 4096)
 
 
 def choices() -> Table:
-    """Return the backend that `auto` takes for training with every dtype, head size and cell, a column for every
-    device."""
+    """Return a row for each dtype, head size and cell: the backend that `auto` selects for training on each device."""
     devices = {**NAMED, "CPU": None}
     rows = [
         [
@@ -45,8 +44,7 @@ def largest_heads() -> Table:
 
 
 def shared(rows: Table, labels: int) -> Table:
-    """Make one row of rows whose first `labels` entries differ in one of them alone, and one column of equal
-    columns."""
+    """Merge rows that differ only in one of their first `labels` entries, and then columns that are equal."""
     header, *rows = rows
     for place in reversed(range(labels)):
         rows = merged(rows, place)
@@ -55,7 +53,7 @@ def shared(rows: Table, labels: int) -> Table:
 
 
 def merged(rows: Iterable[Sequence[str]], place: int) -> list[Sequence[str]]:
-    """Make one row of rows that differ at `place` alone, with a list there."""
+    """Merge rows that differ only at index `place`; the merged row lists their values there."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         groups.setdefault((*row[:place], *row[place + 1 :]), []).append(row[place])
@@ -63,7 +61,7 @@ def merged(rows: Iterable[Sequence[str]], place: int) -> list[Sequence[str]]:
 
 
 def page() -> str:
-    """Return docs/backends.md with tables made anew."""
+    """Return the text of docs/backends.md with up-to-date tables."""
     heads = markdown(shared(largest_heads(), labels=2))
     made = {"choices": markdown(shared(choices(), labels=3)), "limits": f"{heads}\n\n{NOTE.rstrip()}"}
     return filled(PAGE.read_text(), made)

@@ -1,4 +1,4 @@
-"""The configuration's reference page, made from configs/ when the documentation is built: a hook of mkdocs.yml."""
+"""A hook of mkdocs.yml that generates the configuration reference from configs/ when the documentation is built."""
 
 import html
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def on_files(files, config):
 
 
 def page() -> str:
-    """Return Markdown of everything that configs/ holds."""
+    """Return the page in Markdown: every file of configs/ with its keys."""
     parts = [INTRODUCTION]
     for path in sorted(CONFIGS.glob("*.yaml")):
         parts += [f"## {path.name}\n", _file(path, prefix="")]
@@ -45,7 +45,7 @@ def _file(path: Path, prefix: str) -> str:
     """Return the comment at the top of a file, and a table of its keys as they are written on a command line."""
     lines = path.read_text().splitlines()
     if lines[0].startswith("# @package _global_"):
-        lines, prefix = ["", *lines[1:]], ""  # the empty line keeps the numbers of lines
+        lines, prefix = ["", *lines[1:]], ""  # the empty line keeps the line numbers of `node` valid
     comment = [line.removeprefix("#").removeprefix(" ") for line in lines[: _first_code(lines)]]
     node = yaml.compose("\n".join(lines))
     rows = [
@@ -63,7 +63,7 @@ def _first_code(lines: list[str]) -> int:
 
 
 def _paragraphs(comment: list[str]) -> list[str]:
-    """Return text as it is, and commands as blocks of code."""
+    """Return the lines of a comment; indented ones, which are commands, become code blocks."""
     found, in_code = [], False
     for line in comment:
         if line.startswith("  ") != in_code:
@@ -74,7 +74,7 @@ def _paragraphs(comment: list[str]) -> list[str]:
 
 
 def _defaults(node: yaml.Node | None, group: str) -> Iterator[str]:
-    """Return the options that a file's defaults list takes, as GROUP=OPTION."""
+    """Yield the options in a file's defaults list, as GROUP=OPTION."""
     defaults = [value for key, value in (node.value if node else []) if key.value == "defaults"]
     for item in defaults[0].value if defaults else []:
         if isinstance(item, yaml.MappingNode):
@@ -87,12 +87,12 @@ def _defaults(node: yaml.Node | None, group: str) -> Iterator[str]:
 
 
 def _keys(node: yaml.Node | None, lines: list[str], above: str = "") -> Iterator[tuple[str, str, str]]:
-    """Return every key of a mapping, its value as written, and the comment beside it."""
+    """Yield every key of a mapping with its value as written and the comment beside it."""
     if node is None:
         return
     for key_node, value in node.value:
         key = above + key_node.value
-        if key in ("defaults", "hydra"):  # which files Hydra composes, and its own folders
+        if key in ("defaults", "hydra"):  # the files that Hydra composes, and its own settings
             continue
         if isinstance(value, yaml.MappingNode):
             yield from _keys(value, lines, f"{key}.")

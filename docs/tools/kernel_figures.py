@@ -1,4 +1,4 @@
-"""Draw the figures of docs/kernels.md: where R is stored in the tilings of the solver, and the order of a step.
+"""Draw the figures of docs/kernels.md: where the solver's tilings store R, and the timeline of a step.
 
 python -m docs.tools.kernel_figures
 """
@@ -12,11 +12,11 @@ import torch
 FOLDER = Path(__file__).parents[1] / "figures"
 HEADS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 HIDDEN, BATCH = 768, 16
-_FRAGMENT = 512  # bytes of a 16 x 16 tile of R in 16 bit
+_FRAGMENT = 512  # bytes of a 16 x 16 tile of R in bfloat16 or float16
 
 
 class Part(NamedTuple):
-    """A part of a step: its text, start and length in tenths of a step (not to scale), and colour."""
+    """A part of a step: its label, start and length in tenths of a step (not to scale), and colour."""
 
     text: str
     start: float
@@ -71,7 +71,7 @@ STEPS = {
 
 
 def draw_storage(file: Path) -> None:
-    """Draw the KiB of R that a block keeps in registers and in shared memory, over head size, with its layout."""
+    """Plot, over head size, the KiB of R that a block keeps in registers and in shared memory, and the layout."""
     from matplotlib.figure import Figure
 
     from flashrnn.gpu import named_gpu
@@ -99,7 +99,7 @@ def draw_storage(file: Path) -> None:
 
 
 def draw_steps(file: Path) -> None:
-    """Draw what the warps of a block do in a forward step, and what is overlapped with it."""
+    """Draw a timeline of what the warps of a block do in a forward step, and what overlaps with it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.7), layout="constrained")

@@ -1,4 +1,4 @@
-"""The measured parts of README.md, from the files in docs/results.
+"""Update the measured parts of README.md from the files in docs/results.
 
     python -m docs.tools.readme
 
@@ -57,7 +57,7 @@ def factor() -> str:
 
 
 def results() -> Table:
-    """Return the README's table: each measurement of this project and of the peer that it is compared with."""
+    """Return the README's table: measurements of this project, each next to that of the peer it is compared with."""
     table = [["measurement", "this project", "compared with", "speed-up"]]
     tracked = finished(_read(STATE_TRACKING)["runs"])
     table.append(_solved_tasks(tracked))
@@ -72,7 +72,7 @@ def results() -> Table:
 
 
 def _solved_tasks(runs: list[dict]) -> list[str]:
-    """Return on how many tasks the LSTM and the Transformer have a mean accuracy above 0.99 beyond training lengths."""
+    """Return the row with the number of tasks that the LSTM and the Transformer solve beyond the training lengths."""
     tasks = set.intersection(
         *({run["data"] for run in finished(runs, model=model)} for model in ("lstm", "transformer"))
     )
@@ -103,7 +103,7 @@ def _perplexity() -> list[str]:
 
 
 def _token() -> list[str]:
-    """Return how long a token takes after the longest text that Llama was measured with."""
+    """Return the row with the time of one token at the longest context at which Llama was measured."""
     alone = [row for row in _read(GENERATION)["rows"] if row["batch"] == 1]
     ms = {(row["model"], row["context"]): row["ms_per_token"] for row in alone if "ms_per_token" in row}
     context = max(context for model, context in ms if model == _LLAMA)
