@@ -73,8 +73,8 @@ def test_a_call_is_explained(sizes, gpu, backend, taken, refused):
 
 def test_a_network_explains_its_calls():
     assert "cpu_fused runs it" in FlashRNN(8, 64, function="gru").explain(16, torch.float32)
-    assert "PyTorch's own kernel" in FlashRNN(8, 64).explain(16)
-    assert "PyTorch's own kernel" not in FlashRNN(8, 64).explain(16, reset=True)
+    assert "PyTorch's own kernel" in FlashRNN(8, 256).explain(16)
+    assert "PyTorch's own kernel" not in FlashRNN(8, 256).explain(16, reset=True)
 
 
 @pytest.mark.parametrize(
