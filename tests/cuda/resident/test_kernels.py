@@ -9,6 +9,7 @@ import torch
 
 from flashrnn import get_cell
 from flashrnn.cuda.build import Binary
+from flashrnn.cuda.resident import kernel
 from flashrnn.cuda.resident.kernel import SPILLED, compile_best
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
@@ -20,10 +21,16 @@ DIRECTIONS = ("forward", "backward")
 TRAINING = Variant(aux=torch.float16, training=True)
 
 
+@pytest.fixture(autouse=True)
+def _tilings_of_this_batch(monkeypatch):
+    """To find the kernels of all batch sizes takes as long as to compile one."""
+    monkeypatch.setattr(kernel, "bucket", lambda spec, solver: spec)
+
+
 def compiled(
     direction: str, cell, head_dim: int, gpu: str = "H100", dtype=torch.bfloat16, variant: Variant = TRAINING
 ) -> Binary:
-    """The kernel of a model of width 768 at a batch of 16, as the backend takes it."""
+    """The kernel of a model of width 768 at a batch of 16, as the backend takes it where it knows no other batch."""
     sizes = max(1, 768 // head_dim), head_dim, 16, dtype
     return compile_best(KernelSpec(direction, get_cell(cell), *sizes, named_gpu(gpu), variant))[0]
 
