@@ -9,22 +9,17 @@ import torch
 
 from flashrnn import get_cell
 from flashrnn.cuda.build import Binary
-from flashrnn.cuda.resident import kernel
 from flashrnn.cuda.resident.kernel import SPILLED, compile_best
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
 from tests.problems import LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, cell_name
 
+pytestmark = pytest.mark.usefixtures("one_batch")
+
 GPUS = {"A100": "sm_80", "H100": "sm_90a", "B200": "sm_100a"}
 BUILT_IN = ("elman", "gru", "lstm", "slstm")
 DIRECTIONS = ("forward", "backward")
 TRAINING = Variant(aux=torch.float16, training=True)
-
-
-@pytest.fixture(autouse=True)
-def _tilings_of_this_batch(monkeypatch):
-    """To find the kernels of all batch sizes takes as long as to compile one."""
-    monkeypatch.setattr(kernel, "bucket", lambda spec, solver: spec)
 
 
 def compiled(
