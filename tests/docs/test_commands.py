@@ -76,7 +76,7 @@ def reduced(arguments, needs_many):
             of_its_own = experiment == "parity" and goes_on
             other_data = not {"data=successors", "data=instructions"}.isdisjoint(rest)
             small = [o for o in SMALL[experiment] if not (other_data and o.startswith("data."))]
-            rest = [re.sub(r"^([\w./]+=[^,\[]+,[^,]+),.*", r"\1", argument) for argument in rest]  # two jobs of a sweep
+            rest = two_jobs(rest)
             rest = [re.sub(r"(n_trials=)\d+", r"\g<1>2", argument) for argument in rest]
             return [module, *rest, *([] if of_its_own else [*small, *STEPS]), *(GOES_ON if goes_on else [])]
         case "scripts.evaluate":
@@ -88,6 +88,13 @@ def reduced(arguments, needs_many):
         case "scripts.benchmark":
             return [module, *rest, "contexts=[8]", "out=outputs"]
     return [module, *rest]
+
+
+def two_jobs(arguments):
+    """Of a sweep over values of some keys: the first two values of the first key, and the second of every other."""
+    values = re.compile(r"([\w./]+=)([^,\[]+),([^,]+).*")
+    swept = [argument for argument in arguments if values.match(argument)]
+    return [values.sub(r"\1\2,\3" if argument in swept[:1] else r"\1\3", argument) for argument in arguments]
 
 
 def of_fixture(path):

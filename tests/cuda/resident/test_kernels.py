@@ -14,6 +14,8 @@ from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
 from tests.problems import LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, cell_name
 
+pytestmark = pytest.mark.usefixtures("one_batch")
+
 GPUS = {"A100": "sm_80", "H100": "sm_90a", "B200": "sm_100a"}
 BUILT_IN = ("elman", "gru", "lstm", "slstm")
 DIRECTIONS = ("forward", "backward")
@@ -23,7 +25,7 @@ TRAINING = Variant(aux=torch.float16, training=True)
 def compiled(
     direction: str, cell, head_dim: int, gpu: str = "H100", dtype=torch.bfloat16, variant: Variant = TRAINING
 ) -> Binary:
-    """The kernel of a model of width 768 at a batch of 16, as the backend takes it."""
+    """The kernel of a model of width 768 at a batch of 16, as the backend takes it where it knows no other batch."""
     sizes = max(1, 768 // head_dim), head_dim, 16, dtype
     return compile_best(KernelSpec(direction, get_cell(cell), *sizes, named_gpu(gpu), variant))[0]
 

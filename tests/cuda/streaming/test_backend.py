@@ -169,6 +169,7 @@ def name(value) -> str:
     return str(getattr(value, "name", value))
 
 
+@pytest.mark.usefixtures("one_batch")
 @pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "cell", "heads", "head_dim", "batch", "dtype"), binaries(), ids=name)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -178,6 +179,7 @@ def test_binaries(direction, gpu, cell, heads, head_dim, batch, dtype):
     assert binary.spilled <= SPILLED
 
 
+@pytest.mark.usefixtures("one_batch")
 @pytest.mark.parametrize(
     ("direction", "variant"),
     [
@@ -192,6 +194,7 @@ def test_variants(direction, variant):
     assert compile_kernel(spec)[0].spilled <= SPILLED
 
 
+@pytest.mark.usefixtures("one_batch")
 @pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "cell", "batch"), [(H100, LSTM, 16), (H100, SLSTM, 64), (A100, LSTM, 16)], ids=name)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
