@@ -98,7 +98,7 @@ def test_networks_without_a_counterpart():
     with pytest.raises(TypeError, match="got LSTMCell"):
         FlashRNN.from_torch(nn.LSTMCell(3, 4))
     for options in ({"function": "slstm"}, {"num_heads": 2}):
-        with pytest.raises(ValueError, match=r"function='\w+' with num_heads=\d"):
+        with pytest.raises(ValueError, match=r"function='\w+' and num_heads=\d"):
             FlashRNN(3, 4, **options).to_torch()
 
 
