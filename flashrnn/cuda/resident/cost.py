@@ -1,7 +1,6 @@
 """The cost model of resident kernels: clock cycles per time step, estimated from a tiling and the rates below."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from flashrnn.cells.printers.cuda import exchanges
 from flashrnn.cells.trace import trace
@@ -28,12 +27,15 @@ _MMA = 48  # tenths: one 16x8x16 product on one of an SM's four tensor cores
 _ALONE = (90, 235)  # tenths: a tile of R by one, by two tiles of sequences, for a warp that is alone on its scheduler
 _READ = 39  # tenths: a warp reads 16 bytes per lane of shared memory
 _BOTH = 7  # tenths of the shorter of products and reads, which overlap, but not completely
+_WARP = {"forward": 244, "backward": 239}  # a warp's instructions in a step, without those of its cells
+_CELL = {"forward": 61, "backward": 170}  # the element-wise step of one cell per lane
 _CROWDED = 150  # in the backward of several blocks: one of more than four cells of a lane, if they have several states
 _OPERATION = 4  # one more operation in the step of a cell, if one block has the head
 _OPERATION_OF_SEVERAL = 2  # and if several share it
 _REDUCTION = 200  # reducing over the units of a block
 _REDUCTION_OF_BLOCKS = {False: 600, True: 2300}  # and over those of several, of a cluster or of a grid
 _NEXT_WARP = 5  # eighths of its time that a scheduler's next warp takes for cells whose step reduces over units
+_SECOND_TILE = {False: 59, True: 220}  # what a second batch tile costs besides its work, by whether there is one gate
 # Eighths of its time that a block after the first takes where two fit on a multiprocessor, by whether steps reduce. If
 # they do not, blocks whose lanes have half as many cells take all of it.
 _SECOND_BLOCK = {False: 5, True: 4}
@@ -46,63 +48,29 @@ _GRID_EXCHANGE = {"forward": 3020, "backward": 1450}  # the same through L2
 _GRID_EXCHANGE_UNIT = {"forward": 66, "backward": 182}  # hundredths
 _POLL = 450  # a warp polls the results of eight other blocks
 _GRADIENT = 36  # multiprocessors for d_R, overlapped with the backward's loop
+_AFTER = 350  # what d_R costs where a loop of one wave leaves no multiprocessors for it
 _SPILLED = 20  # a register that spills
 _LOAD = 300  # before the loop, a warp of several blocks loads a fragment of R
 
 
-class _Rates(NamedTuple):
-    """Clock cycles of parts of a step that depend on the cell.
-
-    Attributes:
-        warp: a warp's instructions, without those of its cells.
-        cell: the element-wise step of one cell per lane.
-        second_tile: a second batch tile in a block, besides its work.
-        after: d_R, where a loop of one wave leaves no multiprocessors for it.
-        second_cluster: eighths of its time that a cluster takes where two fit on the same multiprocessors. 8 means that
-            they take turns: with LSTMs and GRUs, nothing else was timed.
-        clusters_of_two: they run on all multiprocessors at once, as these are disabled in pairs. With LSTMs and GRUs,
-            that was not timed.
-    """
-
-    warp: int
-    cell: int
-    second_tile: int
-    after: int = 350
-    second_cluster: int = 8
-    clusters_of_two: bool = False
-
-
-_RATES = {"forward": _Rates(244, 61, 59), "backward": _Rates(239, 170, 59)}
-_RATES_OF_ONE_GATE = {  # fitted to tilings of Elman cells
-    "forward": _Rates(70, 144, 126, second_cluster=4, clusters_of_two=True),
-    "backward": _Rates(106, 99, 320, after=520, clusters_of_two=True),
-}
-
-
 def eighths(spec: KernelSpec, tiling: Tiling, at_once: Mapping[int, int], batch: Operand) -> Expression:
     """Return eighths of the clock cycles of a time step of the whole batch."""
-    gpu, blocks, rates = spec.gpu, tiling.blocks, _rates(spec)
+    gpu, blocks = spec.gpu, tiling.blocks
     groups = spec.heads * spec.layers * ceil_div(batch, tiling.sequences)
-    clusters = spec.layers == 1 and not tiling.grid and 2 in at_once  # of one kernel
-    if clusters and rates.clusters_of_two:
-        at_once = {**at_once, 2: gpu.multiprocessors // 2}
-    at_a_time = lookup(blocks, at_once)
-    waves = ceil_div(groups, at_a_time)
+    if _has_one_gate(spec) and spec.layers == 1 and 2 in at_once:
+        at_once = {**at_once, 2: gpu.multiprocessors // 2}  # measured; of cells with more gates, fewer were faster
+    waves = ceil_div(groups, lookup(blocks, at_once))
     by_registers = gpu.registers // (registers(spec, tiling) * 32 * tiling.warps)
     fit = minimum(by_registers, gpu.shared_per_block // maximum(shared_memory(spec, tiling), 1))
     alone = lookup(blocks, {size: int(size == 1) for size in at_once})
     second = alone * (minimum(fit, 2) - 1)  # whether two blocks, each a group by itself, fit on a multiprocessor
     if not trace(spec.cell).reduces:
         second *= 1 - half_used(tiling)
-    saved = second * (8 - _SECOND_BLOCK[trace(spec.cell).reduces]) * (waves - 1)
-    if clusters and rates.second_cluster < 8:
-        pairs = ceil_div(groups, at_a_time * maximum(minimum(fit, 2), 1))
-        saved += (1 - alone) * (8 - rates.second_cluster) * (waves - pairs)
     step = _step_cycles(spec, tiling)
     if idle := idle_multiprocessors(spec):
         free = gpu.multiprocessors - groups * blocks
-        step += (minimum(maximum(free + 1, 0), 1) - minimum(maximum(free + 1 - idle, 0), 1)) * rates.after
-    return (8 * waves - saved) * step
+        step += (minimum(maximum(free + 1, 0), 1) - minimum(maximum(free + 1 - idle, 0), 1)) * _AFTER
+    return (8 * waves - second * (8 - _SECOND_BLOCK[trace(spec.cell).reduces]) * (waves - 1)) * step
 
 
 def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
@@ -140,11 +108,12 @@ def _product_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
 
 def _cell_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     """Return what the element-wise step of a scheduler's warps takes."""
-    direction, rates = spec.direction, _rates(spec)
+    direction = spec.direction
     of_scheduler = ceil_div(_cell_warps(spec, tiling), 4)
     operation = _OPERATION + _several(spec, tiling) * (_OPERATION_OF_SEVERAL - _OPERATION)
-    of_cell = rates.cell + operation * more_operations(spec.cell, direction)
-    cells = rates.warp + cells_of_lane(spec, tiling) * of_cell
+    cells = _WARP[direction] + cells_of_lane(spec, tiling) * (
+        _CELL[direction] + operation * more_operations(spec.cell, direction)
+    )
     if trace(spec.cell).reduces:  # its warps wait for reductions, which leaves time for others
         return (8 + _NEXT_WARP * (of_scheduler - 1)) * cells // 8
     if direction == "backward" and not tiling.grid and len(spec.cell.states) > 1:
@@ -152,9 +121,8 @@ def _cell_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     return of_scheduler * cells
 
 
-def _rates(spec: KernelSpec) -> _Rates:
-    one_gate = len(spec.cell.gates) == 1 and not trace(spec.cell).reduces
-    return (_RATES_OF_ONE_GATE if one_gate else _RATES)[spec.direction]
+def _has_one_gate(spec: KernelSpec) -> bool:
+    return len(spec.cell.gates) == 1 and not trace(spec.cell).reduces
 
 
 def _cell_warps(spec: KernelSpec, tiling: Tiling) -> Expression:
@@ -186,7 +154,7 @@ def _cluster_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     exchange += _EXCHANGE[direction]
     if direction == "backward":
         exchange += _RANK * tiling.blocks
-    return _rates(spec).second_tile * (batch_tiles - 1) + _several(spec, tiling) * exchange
+    return _SECOND_TILE[_has_one_gate(spec)] * (batch_tiles - 1) + _several(spec, tiling) * exchange
 
 
 def _several(spec: KernelSpec, tiling: Tiling) -> Expression | int:
