@@ -10,7 +10,6 @@ from flashrnn.cuda.resident.tiling import (
     Tiling,
     cells_of_lane,
     contributions,
-    half_used,
     lane_cells,
     more_operations,
     operands,
@@ -18,6 +17,7 @@ from flashrnn.cuda.resident.tiling import (
     registers,
     shared_memory,
     splits,
+    spread,
     tiles_of_warp,
 )
 from flashrnn.cuda.spec import KernelSpec
@@ -65,7 +65,7 @@ def eighths(spec: KernelSpec, tiling: Tiling, at_once: Mapping[int, int], batch:
     alone = lookup(blocks, {size: int(size == 1) for size in at_once})
     second = alone * (minimum(fit, 2) - 1)  # whether two blocks, each a group by itself, fit on a multiprocessor
     if not trace(spec.cell).reduces:
-        second *= 1 - half_used(tiling)
+        second *= 1 - spread(spec, tiling)
     step = _step_cycles(spec, tiling)
     if idle := idle_multiprocessors(spec):
         free = gpu.multiprocessors - groups * blocks

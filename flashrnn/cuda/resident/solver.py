@@ -10,17 +10,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from math import ceil
-from operator import attrgetter
 
 from flashrnn.cells.trace import trace
-from flashrnn.constrint import ConstraintProblem, Expression, Infeasible, Solution, compile_value, lookup, minimum
+from flashrnn.constrint import (
+    ConstraintProblem,
+    Expression,
+    Infeasible,
+    Solution,
+    Variable,
+    compile_value,
+    lookup,
+    minimum,
+)
 from flashrnn.cuda.buckets import Solver, bucket
 from flashrnn.cuda.resident import cost
 from flashrnn.cuda.resident import tiling as resources
-from flashrnn.cuda.resident.tiling import Tiling, tiles_of_warp
+from flashrnn.cuda.resident.tiling import Tiling, Unknowns, tiles_of_warp
 from flashrnn.cuda.spec import KernelSpec
 
-_BATCH = "batch"  # a quantity of the problem that is no field of a Tiling
+_BATCH, _SPREAD = "batch", "spread"  # quantities of the problem that are no fields of a Tiling
 
 
 def tilings(spec: KernelSpec) -> Iterator[Tiling]:
@@ -44,12 +52,11 @@ def _solutions(spec: KernelSpec, grid: bool) -> Iterator[tuple[tuple[int, ...], 
 
 
 def _as_tiling(spec: KernelSpec, solution: Solution, grid: bool) -> Tiling:
-    unknowns = {name: value for name, value in solution.items() if name != _BATCH}
+    unknowns = {name: value for name, value in solution.items() if name not in (_BATCH, _SPREAD)}
     tiling = Tiling(**{"sequences": 8 * solution["batch_tiles"], **unknowns}, grid=grid)
     any_sequences = spec.any_sequences if trace(spec.cell).reduces else tiling.sequences < tiling.columns
-    if resources.spreads_clusters(spec) and tiling.k_slices == 1 and 2 * tiling.sequences == tiling.columns:
-        any_sequences = False
-    return replace(tiling, any_sequences=any_sequences and tiling.blocks > 1 and not grid)
+    constant = tiling.blocks == 1 or grid or solution.get(_SPREAD)
+    return replace(tiling, any_sequences=bool(any_sequences and not constant))
 
 
 def infeasible(spec: KernelSpec) -> Infeasible | None:
@@ -76,9 +83,8 @@ def is_solution(spec: KernelSpec, tiling: Tiling) -> bool:
     """Return whether the tiling is among `tilings`."""
     problem, _ = pose(spec, tiling.grid)
     for unknown in problem.variables:
-        if unknown.name == _BATCH:
-            continue
-        problem.add(f"given {unknown}", unknown == getattr(tiling, unknown.name))
+        if unknown.name not in (_BATCH, _SPREAD):
+            problem.add(f"given {unknown}", unknown == getattr(tiling, unknown.name))
     return any(_as_tiling(spec, solution, tiling.grid) == tiling for solution in problem.solutions())
 
 
@@ -126,7 +132,7 @@ def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mappi
     unit_tiles = p.variable("unit_tiles", range(1, 5 if grid else 17), "tiles of 16 units per block")
     k_slices = p.variable("k_slices", [1, 2, 4, 8, 16] if grid else [1, 2, 4], "warps per tile")
     batch_tiles = p.variable("batch_tiles", [1, 2], "tiles of 8 sequences per block")
-    sequences = 8 * batch_tiles  # of a group
+    sequences, spread = 8 * batch_tiles, 0  # of a group
     if not grid and len(at_once) > 1:
         fewer = minimum(sequences, lookup(blocks, {size: _spread(spec, size, at_once[size]) for size in at_once}))
         sequences = p.variable("sequences", range(2, 17, 2), "sequences of a group")
@@ -136,14 +142,36 @@ def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mappi
             # with all columns 165, and clusters of two 292 and 267: they take those, whatever the batch.
             right &= blocks > 4
             right |= (blocks <= 4) & (sequences == 8 * batch_tiles)
-        may_spread = (blocks == 1) | (k_slices == 1) if resources.spreads_clusters(spec) else blocks == 1
-        right |= may_spread & (sequences == 4 * batch_tiles)
+        if trace(spec.cell).reduces:
+            right |= (blocks == 1) & (sequences == 4 * batch_tiles)
+        else:
+            spread = _spread_columns(p, spec, blocks, k_slices, batch_tiles, sequences)
+            right |= spread == 1
         p.add("sequences of a group", right)
     few = grid or spec.layers > 1  # for what is loaded later, the layer below need not be as far ahead
     stages = p.variable("stages", [2, 3, 4] if few else [2, 3, 4, 6, 8], "steps loaded ahead", prefer="largest")
     register_fragments = p.variable("register_fragments", range(0, 65, 4), "fragments of R in a thread's registers")
     any_sequences = spec.any_sequences or not trace(spec.cell).reduces  # as far as memory is concerned
-    return Tiling(unit_tiles, k_slices, batch_tiles, sequences, blocks, grid, stages, register_fragments, any_sequences)
+    tiling = unit_tiles, k_slices, batch_tiles, sequences, blocks, grid, stages, register_fragments, any_sequences
+    return Unknowns(*tiling, spread)
+
+
+def _spread_columns(
+    p: ConstraintProblem,
+    spec: KernelSpec,
+    blocks: Variable,
+    k_slices: Variable,
+    batch_tiles: Variable,
+    sequences: Variable,
+) -> Variable:
+    """Return the unknown that `resources.spread` is for a tiling."""
+    spread = p.variable(_SPREAD, [0, 1], "whether every second column alone is used")
+    allowed, otherwise = blocks == 1, blocks > 1
+    if resources.spreads_clusters(spec):
+        allowed, otherwise = allowed | (k_slices == 1), otherwise & (k_slices > 1)
+    p.add("every second column", (spread == 0) | ((batch_tiles == 1) & (sequences == 4) & allowed))
+    p.add("all columns", (spread == 1) | (batch_tiles == 2) | (sequences < 4) | (sequences > 4) | otherwise)
+    return spread
 
 
 def _spread(spec: KernelSpec, size: int, at_once: int) -> int:
@@ -208,10 +236,14 @@ def _estimate(spec: KernelSpec, grid: bool) -> Callable[[Tiling, int], float]:
     """Return the function of a tiling and a batch that `cycles` is."""
     p, at_once = ConstraintProblem(), _groups_at_once(spec, grid)
     tiling = _unknowns(p, spec, grid, at_once)
-    values_of = attrgetter(*(unknown.name for unknown in p.variables))
+    names = [unknown.name for unknown in p.variables]
     batch = p.variable(_BATCH, range(1, 2**20))
     eighths = compile_value(cost.eighths(spec, tiling, at_once, batch), p.variables)
-    return lambda tiling, batch: eighths([*values_of(tiling), batch]) / 8
+
+    def values(tiling: Tiling) -> list[int]:
+        return [resources.spread(spec, tiling) if name == _SPREAD else getattr(tiling, name) for name in names]
+
+    return lambda tiling, batch: eighths([*values(tiling), batch]) / 8
 
 
 def _kernel_cycles(spec: KernelSpec, tiling: Tiling) -> float:

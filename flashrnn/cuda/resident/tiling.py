@@ -66,6 +66,13 @@ class Tiling:
         return -(-batch // self.sequences)
 
 
+@dataclass(frozen=True)
+class Unknowns(Tiling):
+    """The unknowns of a problem; `spread` is one that follows from those of the tiling, but bounds estimates better."""
+
+    spread: Operand = 0
+
+
 def is_scaled(spec: KernelSpec) -> bool:
     """Return whether the operands of products are scaled and split into float16 numbers: SCALED in common.cuh.
 
@@ -199,10 +206,20 @@ def lane_cells(spec: KernelSpec, tiling: Tiling) -> Operand:
     if tiling.grid:
         return of_tiles
     several = minimum(tiling.blocks - 1, 1)
-    of_cluster = of_tiles - 2 * dense(spec, tiling)
-    if spreads_clusters(spec):
-        of_cluster -= of_tiles // 2 * one_warp(tiling) * half_used(tiling)
-    return maximum(several * of_cluster + (1 - several) * (tiling.sequences // 2), 1)
+    if trace(spec.cell).reduces:
+        of_cluster = of_tiles - 2 * dense(spec, tiling)
+        return maximum(several * of_cluster + (1 - several) * (tiling.sequences // 2), 1)
+    return of_tiles - 2 * spread(spec, tiling)
+
+
+def spread(spec: KernelSpec, tiling: Tiling) -> Operand:
+    """Return 1 if the sequences of a step without reductions are every second column, else 0: SPREAD in tiles.cuh."""
+    if isinstance(tiling, Unknowns):
+        return tiling.spread
+    of_cluster = spreads_clusters(spec) and tiling.k_slices == 1 and not tiling.any_sequences
+    return int(
+        (tiling.blocks == 1 or of_cluster) and not tiling.grid and tiling.batch_tiles == 1 and tiling.sequences == 4
+    )
 
 
 def spreads_clusters(spec: KernelSpec) -> bool:
@@ -211,17 +228,6 @@ def spreads_clusters(spec: KernelSpec) -> bool:
     In float32, whose R does not fit into the registers of so few warps, they were slower.
     """
     return spec.direction == "forward" and spec.dtype.itemsize == 2 and not trace(spec.cell).reduces
-
-
-def one_warp(tiling: Tiling) -> Operand:
-    """Return 1 if a tile has one warp, else 0."""
-    return 1 - minimum(tiling.k_slices - 1, 1)
-
-
-def half_used(tiling: Tiling) -> Operand:
-    """Return 1 if half of the columns are used, else 0."""
-    half = 4 * tiling.batch_tiles
-    return 1 - minimum(maximum(tiling.sequences - half, half - tiling.sequences), 1)
 
 
 def dense(spec: KernelSpec, tiling: Tiling) -> Operand:
