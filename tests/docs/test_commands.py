@@ -113,6 +113,7 @@ def clone(tmp_path_factory):
     (folder / "texts").mkdir()
     lines = (json.dumps({"text": f"the {n}th of forty texts says {n} and {n**3}. " * 9}) for n in range(40))
     folder.joinpath("texts", "all.jsonl").write_text("\n".join(lines))
+    folder.joinpath("other.txt").write_text("another text says seven and nine. " * 99)
     answers = (json.dumps({"prompt": f"What is {n}? ", "response": f"It is {n}."}) for n in range(2000))
     folder.joinpath("answers.jsonl").write_text("\n".join(answers))
     folder.joinpath("prompts.jsonl").write_text('{"prompt": "the 7th of"}\n{"prompt": ""}\n')

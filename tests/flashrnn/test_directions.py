@@ -54,8 +54,8 @@ def test_results_are_those_of_one_after_the_other(options, given, faster, monkey
 
 
 PACKED = {
-    "packed": lambda x: {"x": pack_sequence([x[:3, 0], x[:, 1], x[:1, 2]], enforce_sorted=False)},
-    "documents": lambda x: {"x": x[:, :1], "cu_seqlens": torch.tensor([0, 2, 4])},
+    "packed": lambda x: {"input": pack_sequence([x[:3, 0], x[:, 1], x[:1, 2]], enforce_sorted=False)},
+    "documents": lambda x: {"input": x[:, :1], "cu_seqlens": torch.tensor([0, 2, 4])},
 }
 
 

@@ -9,7 +9,7 @@ from models.mixers.fla import FLAMixer
 
 def test_without_the_package_an_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "fla", None)
-    with pytest.raises(ImportError, match=r"GatedDeltaNet .*pip install 'flashrnn-lm\[fla\]'"):
+    with pytest.raises(ImportError, match=r"GatedDeltaNet .*pip install '\.\[fla\]'"):
         FLAMixer(64, 2)
 
 

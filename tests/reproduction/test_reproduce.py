@@ -640,7 +640,7 @@ def test_without_a_gpu_one_line_says_what_can_be_done(monkeypatch):
         ([], "parity"),
         (["lstm"], "parity"),
         (["parity", "job=2"], "'job'"),
-        (["parity", "train.model.d_model"], r"'model\.d_model'"),
+        (["parity", "train.model.d_model"], r"model\.d_model: expected KEY=VALUE"),
         (["kernel_speed", "train.model.d_model=8"], r"train\.KEY: .*parity"),
         (["roofline", "jobs=2"], "jobs: .*parity"),
         (["parity", "runs=x", f"files=[{__file__}]"], "runs: .*files="),

@@ -135,7 +135,9 @@ def test_a_run_with_configs_of_ones_own_goes_on_without_naming_them(tmp_path):
     own = ["--config-dir", "mine", "experiment=mine", "model=own", "schedule.total_steps=20", *TINY["parity"], *SHORT]
     begun = run("scripts.train", *own, folder=tmp_path)
     assert begun.returncode == 0, begun.stderr
-    assert re.search(r"model\.num_heads=2 .*experiment=mine.* 4 .*model=own.*model\.num_heads=4 ", begun.stdout)
+    assert re.search(
+        r"experiment=mine sets model\.num_heads=2, where model=own has 4; model\.num_heads=4 ", begun.stdout
+    )
     (first,) = tmp_path.glob("outputs/mine/*")
     gone_on = run("scripts.train", f"ckpt_path={first}", "trainer.max_steps=9", folder=tmp_path)
     assert gone_on.returncode == 0, gone_on.stderr
