@@ -87,10 +87,8 @@ def specs_of(problem: Problem) -> Iterator[KernelSpec]:
     return (KernelSpec(direction, *sizes, variant) for direction in problem.directions)
 
 
-def variant_of(
-    reset: Tensor | None, h: Tensor, aux: Tensor, training: bool, d_aux: bool = False, both_ways: bool = False
-) -> Variant:
+def variant_of(reset: Tensor | None, h: Tensor, aux: Tensor, training: bool, d_aux: bool = False) -> Variant:
     """Return the variant of a call with these tensors."""
     aux_dtype = aux.dtype if len(aux) and aux.shape[2] else None
     tf32 = tf32_allowed(h.dtype, h.device)
-    return Variant(reset is not None, aux_dtype, training, d_aux, tf32, both_ways=both_ways)
+    return Variant(reset is not None, aux_dtype, training, d_aux, tf32)
