@@ -375,11 +375,14 @@ def test_wrong_cu_seqlens(cu_seqlens, error, message):
 
 
 def test_a_program_traced_without_gradients_says_so_when_one_is_asked_for():
-    rnn, x = FlashRNN(4, 6, backend="cpu_fused"), torch.randn(3, 2, 4)  # auto: an LSTM runs by oneDNN, but for programs
+    rnn, x = (
+        FlashRNN(4, 6, num_heads=2, backend="cpu_fused"),
+        torch.randn(3, 2, 4),
+    )  # auto: an LSTM runs by oneDNN, but for programs
     with torch.no_grad():
         program = torch.export.export(rnn, (x,)).module()
     out, _ = program(x)
-    torch.testing.assert_close(out, rnn(x)[0])  # whose input product is the kernel's
+    assert torch.equal(out, rnn(x)[0])
     with pytest.raises(RuntimeError, match="without gradients"):
         out.sum().backward()
 
@@ -389,9 +392,10 @@ def test_exported_programs_take_other_batches_and_lengths(num_heads):
     rnn = FlashRNN(4, 6, num_heads=num_heads, backend="cpu_fused").eval()
     dims = {0: torch.export.Dim("T"), 1: torch.export.Dim("B")}
     program = torch.export.export(rnn, (torch.randn(5, 3, 4),), dynamic_shapes=(dims,), strict=False).module()
+    rounding = {} if num_heads == 1 else {"rtol": 0, "atol": 0}  # of one head, the eager kernel computes W x too
     for T, B in ((9, 7), (4, 7), (5, 1), (1, 3)):
         x = torch.randn(T, B, 4)
-        torch.testing.assert_close(program(x)[0], rnn(x)[0])
+        torch.testing.assert_close(program(x)[0], rnn(x)[0], **rounding)
 
 
 def test_no_biases_are_zeros():

@@ -58,7 +58,7 @@ def eighths(spec: KernelSpec, tiling: Tiling, at_once: Mapping[int, int], batch:
     gpu, blocks = spec.gpu, tiling.blocks
     groups = spec.heads * spec.layers * ceil_div(batch, tiling.sequences)
     if _has_one_gate(spec) and spec.layers == 1 and 2 in at_once:
-        at_once = {**at_once, 2: gpu.multiprocessors // 2}  # measured; of cells with more gates, fewer were faster
+        at_once = {**at_once, 2: gpu.multiprocessors // 2}  # measured for these cells alone
     waves = ceil_div(groups, lookup(blocks, at_once))
     by_registers = gpu.registers // (registers(spec, tiling) * 32 * tiling.warps)
     fit = minimum(by_registers, gpu.shared_per_block // maximum(shared_memory(spec, tiling), 1))

@@ -134,7 +134,9 @@ def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mappi
     batch_tiles = p.variable("batch_tiles", [1, 2], "tiles of 8 sequences per block")
     sequences, spread = 8 * batch_tiles, 0  # of a group
     if not grid and len(at_once) > 1:
-        fewer = minimum(sequences, lookup(blocks, {size: _spread(spec, size, at_once[size]) for size in at_once}))
+        fewer = minimum(
+            sequences, lookup(blocks, {size: _sequences_in_one_wave(spec, size, at_once[size]) for size in at_once})
+        )
         sequences = p.variable("sequences", range(2, 17, 2), "sequences of a group")
         right = sequences == fewer
         if not trace(spec.cell).reduces and spec.direction == "backward":
@@ -174,7 +176,7 @@ def _spread_columns(
     return spread
 
 
-def _spread(spec: KernelSpec, size: int, at_once: int) -> int:
+def _sequences_in_one_wave(spec: KernelSpec, size: int, at_once: int) -> int:
     """Return the even number of sequences with which clusters of `size` blocks serve the batch in one wave, at most 16.
 
     Few sequences for each cluster, because the exchange between its blocks takes longer for more. Multiprocessors are

@@ -205,8 +205,8 @@ def lane_cells(spec: KernelSpec, tiling: Tiling) -> Operand:
     of_tiles = 4 * tiling.batch_tiles
     if tiling.grid:
         return of_tiles
-    several = minimum(tiling.blocks - 1, 1)
     if trace(spec.cell).reduces:
+        several = minimum(tiling.blocks - 1, 1)
         of_cluster = of_tiles - 2 * dense(spec, tiling)
         return maximum(several * of_cluster + (1 - several) * (tiling.sequences // 2), 1)
     return of_tiles - 2 * spread(spec, tiling)
