@@ -8,7 +8,7 @@ import runpy
 import signal
 import sys
 import tempfile
-from multiprocessing import get_context
+from multiprocessing import get_context, set_start_method
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -54,6 +54,7 @@ def run(arguments: list[str], folder: Path, environment: dict[str, str]) -> Comp
 
 def _main(arguments: list[str], folder: Path, environment: dict[str, str], streams: tuple[Path, Path]) -> None:
     os.setsid()
+    set_start_method(None, force=True)  # the default: a forked server hands its own method on, also to data workers
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by a shell's background jobs
     ours = [name for name in sys.modules if name.partition(".")[0] in ("flashrnn", "models", "data", "scripts")]
     assert not ours

@@ -81,7 +81,7 @@ def test_a_signal_saves_the_step_under_way(number, tiny_config, tmp_path):
     with endless_run(tmp_path, "trainer.deterministic=true", *arguments) as ended:
         ended_run = wait_for(ended, tmp_path, "metrics.csv")
         os.killpg(ended.pid, number)
-        assert ended.wait(60) == 128 + number
+        assert ended.wait(60) == 128 + number, ended.stderr
         message = ended.stderr
     step = checkpoint.load(checkpoint.find(str(ended_run)))["global_step"]
     assert list(losses(ended_run)) == list(range(step))
