@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from flashrnn import op
-from flashrnn._torch_private import autograd_alone, backward_is_observed, graph_is_retained
+from flashrnn._torch_private import apply_of, autograd_alone, backward_is_observed, graph_is_retained
 from flashrnn.cells import Cell
 from flashrnn.cpu.backend import CpuFused, InputProduct, columns, gradients
-from flashrnn.cpu.call import Sizes, prepare, with_product
+from flashrnn.cpu.call import Prepared, Sizes, prepare, with_product
 from flashrnn.dispatch import choose
 from flashrnn.memory_format import aux_in_format
 from flashrnn.problem import PLAIN, KernelUnavailable, Problem
@@ -124,16 +124,15 @@ _MISSING = object()  # stands for a parameter that was replaced by another kind 
 def _layer(product: nn.Module, recurrent: nn.Module, dtype: torch.dtype) -> Layer | None:
     if (weights := weights_of(product, recurrent, dtype, _CPU)) is None:
         return None
-    if not _is_for_the_kernel(recurrent.cell, recurrent.backend, *weights[1].shape[1:3], dtype):
+    if not _is_for_the_kernel(recurrent.cell, recurrent.backend, *weights[1].shape[1:3], weights[0].shape[1], dtype):
         return None
     return Layer(recurrent, *weights)
 
 
 @lru_cache(maxsize=1024)
-def _is_for_the_kernel(cell: Cell, backend: str, heads: int, head_dim: int, dtype: torch.dtype) -> bool:
+def _is_for_the_kernel(cell: Cell, backend: str, heads: int, head_dim: int, features: int, dtype: torch.dtype) -> bool:
     problem = Problem(cell, heads, head_dim, dtype, _CPU, training=True, reset=False)
-    # A single step forward, and all backward: both kernels for products.
-    return _kernel_runs(backend, problem, _Rows(1, 1, False), threads=1)
+    return _kernel_runs(backend, problem, _Rows(1, 1, False), features, threads=1)
 
 
 def step(layer: Layer, x: Tensor, states: Sequence[Tensor], reset: Tensor | None) -> tuple[Tensor, ...]:
@@ -170,7 +169,7 @@ def sequences(
     training = torch.is_grad_enabled() and any(_requires_grad(t) for t in (x, W, R, b, states))
     sizes = recurrent.num_heads, recurrent.head_dim
     problem = Problem(recurrent.cell, *sizes, x.dtype, _CPU, training, reset is not None)
-    if not _kernel_runs(recurrent.backend, problem, rows, torch.get_num_threads(), W.shape[1]):
+    if not _kernel_runs(recurrent.backend, problem, rows, W.shape[1], torch.get_num_threads()):
         return None
     if reset is not None:
         reset = reset.t() if rows.time_major else reset
@@ -182,15 +181,14 @@ def sequences(
     return _run(Layer(recurrent, W, R, b), rows, x, states, reset)
 
 
-def _kernel_runs(backend: str, problem: Problem, rows: "_Rows", threads: int, features: int = 0) -> bool:
+def _kernel_runs(backend: str, problem: Problem, rows: "_Rows", features: int, threads: int) -> bool:
     """Return whether `cpu_fused` is selected for a call with these rows, and its kernels can be compiled."""
     cell, N, D, dtype = problem[:4]
     try:
         if choose(backend, problem).name != CpuFused.name:
             return False
         for direction in problem.directions:
-            sizes = Sizes(direction, cell, *rows[:2], N, D, rows.time_major, dtype, threads)
-            prepare(with_product(sizes, features) if features else sizes)
+            _prepared(direction, cell, rows, N, D, dtype, features, threads)
     except (ValueError, KernelUnavailable):  # the general way reports it
         return False
     return True
@@ -213,7 +211,7 @@ class _Rows(NamedTuple):
 def _run(layer: Layer, rows: _Rows, x: Tensor, states: Sequence[Tensor], reset: Tensor | None) -> tuple[Tensor, ...]:
     recurrent, W, R, b = layer
     if torch.is_grad_enabled() and (W.requires_grad or any(_requires_grad(t) for t in (R, b, x, *states))):
-        return _Layer.apply(recurrent.cell, rows, reset, x, W, R, b, *states)
+        return _run_layer(recurrent.cell, rows, reset, x, W, R, b, *states)
     h, _, new = _forward(recurrent.cell, rows, reset, x, W, R, b, states, training=False)
     return h, *new
 
@@ -222,21 +220,29 @@ def _requires_grad(x: Tensor | None) -> bool:
     return x is not None and x.requires_grad
 
 
-def _sizes(direction: str, cell: Cell, rows: _Rows, R: Tensor, W: Tensor) -> Sizes:
-    N, D = R.shape[1:3]
-    sizes = Sizes(direction, cell, *rows[:2], N, D, rows.time_major, W.dtype, torch.get_num_threads())
-    return with_product(sizes, W.shape[1])
+def _kernel(direction: str, cell: Cell, rows: _Rows, R: Tensor, W: Tensor) -> Prepared:
+    return _prepared(direction, cell, rows, *R.shape[1:3], W.dtype, W.shape[1], torch.get_num_threads())
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    direction: str, cell: Cell, rows: _Rows, heads: int, head_dim: int, dtype: torch.dtype, features: int, threads: int
+) -> Prepared:
+    """Return the kernel for a layer; raises KernelUnavailable."""
+    sizes = Sizes(direction, cell, *rows[:2], heads, head_dim, rows.time_major, dtype, threads)
+    return prepare(with_product(sizes, features))
 
 
 def _forward(cell: Cell, rows: _Rows, reset, x: Tensor, W: Tensor, R: Tensor, b: Tensor | None, states, training: bool):
     """Return h, the residuals (gates, and other states of every step) and the new states."""
     (B, T, _), (_, N, D, _) = rows, R.shape
-    kernel = prepare(_sizes("forward", cell, rows, R, W))
+    kernel = _kernel("forward", cell, rows, R, W)
     h, new = x.new_empty(*x.shape[:-1], N * D), [torch.empty_like(state) for state in states]
     gates = x.new_empty(B * T, len(cell.gates) * N * D) if training else None
     aux = x.new_empty(len(states) - 1, B * T, N * D) if training and T > 1 and len(states) > 1 else None
     if kernel.sizes.features:
-        inputs = {"source": x, "W": columns(W.view(-1, D, W.shape[1]).transpose(1, 2))}
+        W = W.contiguous() if kernel.by_rows else columns(W.view(-1, D, W.shape[1]).transpose(1, 2))
+        inputs = {"source": x.contiguous(), "W": W}
     else:
         inputs = {"x": linear(x, W)}
     kernel.run(
@@ -264,34 +270,49 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_h, *d_new):
-        x, W, *saved = ctx.saved_tensors
-        *_, of_x, of_W, _, _ = ctx.needs_input_grad[:7]
-        given, observed = (ctx.cell, ctx.rows, d_h, d_new, *saved), backward_is_observed()
-        if ctx.rows.steps > 1 and not observed and _sizes("backward", ctx.cell, ctx.rows, saved[0], W).features:
+        x, W, R, *saved = ctx.saved_tensors
+        of_x, of_W = ctx.needs_input_grad[3:5]
+        given, observed = (ctx.rows, d_h, d_new, R, *saved), backward_is_observed()
+        kernel = _kernel("backward", ctx.cell, ctx.rows, R, W)
+        if kernel.sizes.features and not observed:
+            x = x.contiguous()
             d_x = torch.empty_like(x) if of_x else None
-            d_W, d_R, d_b, *d_states = _backward(*given, product=InputProduct(x, W.contiguous(), d_x))
+            d_W, d_R, d_b, *d_states = _backward(kernel, *given, product=InputProduct(x, W.contiguous(), d_x))
         else:
-            d_Wx, d_R, d_b, *d_states = (_by_operator if observed else _backward)(*given)
+            d_Wx, d_R, d_b, *d_states = _by_operator(ctx.cell, *given) if observed else _backward(kernel, *given)
             d_x = torch.mm(d_Wx, W).view(x.shape) if of_x else None
             d_W = torch.mm(d_Wx.t(), x if x.dim() == 2 else x.flatten(0, 1)) if of_W else None
         return None, None, None, d_x, d_W, d_R, d_b if ctx.has_bias else None, *d_states
 
 
-def _backward(cell: Cell, rows: _Rows, d_h, d_new, R: Tensor, reset, h, gates: Tensor, aux, *states, product=None):
+_run_layer = apply_of(_Layer)
+
+
+def _backward(kernel: Prepared, rows: _Rows, d_h, d_new, R, reset, h, gates: Tensor, aux, *states, product=None):
     """Return the gradients of Wx, or of W if the input product is given, of R, of b and of the states."""
-    _, N, D, _ = R.shape
-    d_states = [
-        torch.zeros_like(state) if d is None else d.clone(memory_format=torch.contiguous_format)
-        for state, d in zip(states, d_new, strict=True)
-    ]
-    before = [state.view(rows.batch, N, D) for state in states]
-    h = before[0].unsqueeze(1) if h is None else rows.by_heads(h, N)
-    d_h = None if d_h is None else rows.by_heads(d_h.contiguous(), N)
-    d_x = None
-    if product is None and N == 1 and cell.input_gates == cell.gates and not graph_is_retained():
-        d_x = rows.by_heads(gates, len(cell.gates)).unsqueeze(3)  # over the gates of the same places
-    others = {"aux": aux, "d_x": d_x, "product": product}
-    d_input, d_R, d_b = gradients(cell, R, before, _of_rows(reset, rows), h, gates, d_h, d_states, **others)
+    d_h = None if d_h is None else d_h.contiguous()
+    reset = None if reset is None else _of_rows(reset.contiguous(), rows)
+    d_x, d_states = None, [torch.empty_like(state) for state in states]
+    if product is None:
+        cell, N, D = kernel.sizes.cell, *R.shape[1:3]
+        states = [state.view(rows.batch, N, D) for state in states]
+        h = states[0].unsqueeze(1) if h is None else rows.by_heads(h, N)
+        if N == 1 and cell.input_gates == cell.gates and not graph_is_retained():
+            d_x = rows.by_heads(gates, len(cell.gates)).unsqueeze(3)  # over the gates of the same places
+    d_input, d_R, d_b = gradients(
+        kernel,
+        R,
+        initial=states,
+        reset=reset,
+        h=h,
+        gates=gates,
+        aux=aux,
+        d_h=d_h,
+        d_last=[None if d is None else d.contiguous() for d in d_new],
+        d_initial=d_states,
+        d_x=d_x,
+        product=product,
+    )
     if product is None:
         d_input = (d_input.transpose(0, 1) if rows.time_major else d_input).reshape(rows.batch * rows.steps, -1)
     return d_input, d_R, d_b, *d_states

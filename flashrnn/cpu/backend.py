@@ -81,13 +81,23 @@ class CpuFused:
         R, states, reset, h, aux, *_ = residual
         dtype, initial = h.dtype, initial_states(cell, states, h)
         h, aux, gates = (tensor.to(initial.dtype) for tensor in (h, aux, residual.gates_in("NGD", cell)))
-        d_states = torch.zeros_like(initial) if grads.last is None else torch.empty_like(initial).copy_(grads.last)
-        d_h = None if grads.h is None else in_format(grads.h.to(h.dtype), h)
+        d_initial = torch.empty_like(initial)
         others = {"aux": aux, "d_aux": aux_gradient(grads, aux, h.dtype)}
         if residual.donated and h.shape[2] == 1 and cell.input_gates == cell.gates:
             others["d_x"] = gates.transpose(2, 3)  # over the gates of the same places: new memory costs page faults
-        d_x, d_R, d_b = gradients(cell, R, initial.unbind(), reset, h, gates, d_h, d_states.unbind(), **others)
-        return Gradients(d_x.to(dtype), d_R.to(R.dtype), d_b, d_states)
+        d_x, d_R, d_b = gradients(
+            prepared("backward", cell, h),
+            R.to(h.dtype),
+            initial=initial.unbind(),
+            reset=None if reset is None else in_format(reset, h),
+            h=h,
+            gates=gates,
+            d_h=None if grads.h is None else in_format(grads.h.to(h.dtype), h),
+            d_last=None if grads.last is None else grads.last.to(h.dtype).contiguous().unbind(),
+            d_initial=d_initial.unbind(),
+            **others,
+        )
+        return Gradients(d_x.to(dtype), d_R.to(R.dtype), d_b, d_initial)
 
 
 class InputProduct(NamedTuple):
@@ -99,66 +109,76 @@ class InputProduct(NamedTuple):
 
 
 def gradients(
-    cell: Cell,
+    kernel: Prepared,
     R: Tensor,
+    *,
     initial: Sequence[Tensor],
     reset: Tensor | None,
-    h: Tensor,
+    h: Tensor | None,
     gates: Tensor,
     d_h: Tensor | None,
-    d_states: Sequence[Tensor],
+    d_last: Sequence[Tensor | None] | None,
+    d_initial: Sequence[Tensor],
     d_x: Tensor | None = None,
     product: InputProduct | None = None,
-    **others: Tensor | None,
+    aux: Tensor | None = None,
+    d_aux: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of Wx, R and b; `d_states`, those of the last states, become those of the initial ones.
+    """Return the gradients of Wx, R and b, and write those of the initial states.
+
+    Only addresses are read of tensors that have several shapes with the same order of memory.
 
     Args:
-        cell: the cell.
-        R: [Gr, N, D, D].
-        initial: states before the first step, each [B, N, D].
-        reset: [B, T] or None.
-        h: [B, T, N, D], which for a single step is not read.
+        kernel: the kernel for these sizes.
+        R: [Gr, N, D, D], in the state dtype as all others.
+        initial: the initial states, each [B, N, D], contiguous.
+        reset: [B, T] in memory as h, or None.
+        h: [B, T, N, D]; None for a single step with `product`.
         gates: [B, T, N, G, D], of the forward.
         d_h: [B, T, N, D] in memory as h, or None.
-        d_states: of each state [B, N, D], contiguous.
+        d_last: the gradients of the last states, each like `initial` or None, or None.
+        d_initial: where the gradients of the initial states are written.
         d_x: where the gradient of Wx, [B, T, Gi, N, D] in memory as h, is written; None: in memory of its own.
         product: the input product, if the kernel computes its gradients: that of W takes the place of that of Wx.
-        others: "aux" and "d_aux", which a single step does not have.
+        aux: the other states of every step; None for a single step.
+        d_aux: their gradients, or None.
     """
-    features = 0 if product is None else product.W.shape[1]
-    R, kernel, (N, D) = R.to(h.dtype), prepared("backward", cell, h, features), h.shape[2:]
+    cell, N, D, features = kernel.sizes.cell, *R.shape[1:3], kernel.sizes.features
     by_rows, afterwards = kernel.by_rows, D > LARGEST_IN_LOOP
     if d_x is None and product is None:
         d_x = empty_in_format(h, len(cell.input_gates), N, D)
     d_u = empty_in_format(h, len(recurrent_only(cell)), N, D) if afterwards else None
-    parts = () if kernel.parts == 1 and kernel.width == D else (kernel.parts,)
-    d_R = None if afterwards else h.new_zeros(*parts, len(cell.recurrent_gates), N, D, kernel.width)
-    d_b = h.new_zeros(*parts, len(cell.gates), N, kernel.width)
+    d_R = None if afterwards else _sums(kernel, R, (len(cell.recurrent_gates), N, D), kernel.width)
+    d_b = _sums(kernel, R, (len(cell.gates), N), kernel.width)
+    of_product = {}
     if product is not None:
         W = padded(product.W, build.whole_vectors(features))
-        d_W = h.new_zeros(kernel.parts, *W.shape)
-        others |= {"source": product.x, "W": W, "d_source": product.d_x, "d_W": d_W}
+        d_W = _sums(kernel, R, (len(W),), W.shape[1])
+        of_product = {"source": product.x, "W": W, "d_source": product.d_x, "d_W": d_W}
     kernel.run(
         h=h,
         R=_transposed(R) if by_rows else columns(R),
-        reset=None if reset is None else in_format(reset, h),
+        reset=reset,
         initial=initial,
         pre=gates,
+        aux=aux,
+        d_aux=d_aux,
         d_h=d_h,
         d_x=d_x,
         d_u=d_u,
         d_R=d_R,
         d_b=d_b,
-        one=None if by_rows else _one(h.dtype),
-        d_states=d_states,
-        **others,
+        one=None if by_rows else _one(R.dtype),
+        d_last=d_last or (None,) * len(cell.states),
+        d_initial=d_initial,
+        **of_product,
     )
     if product is not None:
-        d_x = _sum_of_parts(d_W, features)
-    if parts:
-        d_R, d_b = (None if d is None else _sum_of_parts(d, D) for d in (d_R, d_b))
-    if afterwards:
+        d_x = _sum_of_parts(kernel, d_W, features)
+    d_b = _sum_of_parts(kernel, d_b, D)
+    if not afterwards:
+        d_R = _sum_of_parts(kernel, d_R, D)
+    else:
         d_R = weight_gradient_of_states(cell, d_x, d_u, h, initial, reset)
     return d_x, d_R, d_b
 
@@ -205,6 +225,13 @@ def _transposed(R: Tensor) -> Tensor:
     return out
 
 
-def _sum_of_parts(d: Tensor, size: int) -> Tensor:
-    """Return the sum of [parts, ..., width] over the parts, without padding: [..., size]."""
-    return (d[0] if len(d) == 1 else d.sum(0))[..., :size].contiguous()
+def _sums(kernel: Prepared, like: Tensor, shape: tuple[int, ...], width: int) -> Tensor:
+    """Return zeros to which each part of the batch adds its rows of `width` numbers: [*shape, width], or one for each
+    of several parts."""
+    return like.new_zeros(*shape, width) if kernel.parts == 1 else like.new_zeros(kernel.parts, *shape, width)
+
+
+def _sum_of_parts(kernel: Prepared, d: Tensor, size: int) -> Tensor:
+    """Return the total of `_sums`, without padding: [*shape, size]."""
+    d = d if kernel.parts == 1 else d.sum(0)
+    return d if d.shape[-1] == size else d[..., :size].contiguous()

@@ -53,11 +53,12 @@ class Sizes(NamedTuple):
 def with_product(sizes: Sizes, features: int) -> Sizes:
     """Return the sizes of a layer's sequences: with the features of its input if the kernel computes its product too.
 
-    It does where matrices fit the caches: steps then find the inputs of their gates there, which are never stored.
+    It does where matrices fit the caches: steps then find the inputs of their gates there, which are never stored. A
+    single step needs no copy of W for that.
     """
-    if sizes.steps == 1 or sizes.heads > 1 or sizes.head_dim > LARGEST_IN_LOOP or features > _MOST_FEATURES:
-        return sizes
-    return sizes if sizes.by_rows else sizes._replace(features=features)
+    is_step = sizes.steps == 1
+    fits = sizes.heads == 1 and sizes.head_dim <= LARGEST_IN_LOOP and features <= _MOST_FEATURES
+    return sizes._replace(features=features) if fits and (is_step or not sizes.by_rows) else sizes
 
 
 class Prepared(NamedTuple):
@@ -74,7 +75,7 @@ class Prepared(NamedTuple):
     buffers: int  # numbers that they work on
     tensors: tuple[Tensor, ...]  # which words point to
 
-    def run(self, **arguments: Tensor | Sequence[Tensor] | None) -> None:
+    def run(self, **arguments: Tensor | Sequence[Tensor | None] | None) -> None:
         """Run with these arguments, by their names in the kernels; several tensors are an array of their addresses."""
         words, arrays = self.words[:], []
         workspace = self._workspace()
@@ -83,7 +84,7 @@ class Prepared(NamedTuple):
             if isinstance(value, Tensor):
                 words[self.field[name]] = value.data_ptr()
             elif value is not None:
-                arrays.append(addresses := array("q", [x.data_ptr() for x in value]))
+                arrays.append(addresses := array("q", [0 if x is None else x.data_ptr() for x in value]))
                 words[self.field[name]] = addresses.buffer_info()[0]
         threads.run(self.kernel.address, threads.Data(words, (workspace, arguments, arrays)), self.threads)
         if self.sizes.steps == 1:
@@ -131,6 +132,7 @@ def prepare(sizes: Sizes) -> Prepared:
         **dict(zip(("batch", "steps", "heads", "D"), (B, T, N, D), strict=True)),
         **dict(zip(("batch_stride", "time_stride"), (1, B) if time_major else (T, 1), strict=True)),
         **tile._replace(row=D if sizes.by_rows else tile.row)._asdict(),
+        "step": tile.width if sizes.by_rows else 1,
         "features": features,
         "source_width": source_width,
         "multiply_source": build.matrix_product(source_width, real).address if features else 0,

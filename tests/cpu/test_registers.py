@@ -34,10 +34,10 @@ def test_products_by_columns(processor, dtype):
 def test_products_by_rows(processor, dtype):
     part = build.row_product_of(dtype)
     bound = {torch.float32: 1e-5, torch.float64: 1e-13}[dtype]
-    for depth in (1, 5, 16, 35):
-        w = torch.randn(depth, depth, dtype=dtype)
+    for depth, columns in ((1, 7), (5, 5), (16, 3), (35, 20)):
+        w = torch.randn(columns, depth, dtype=dtype)
         for rows in (1, 4, 7):
-            a, out = torch.randn(rows, depth, dtype=dtype), torch.randn(rows, depth, dtype=dtype)
+            a, out = torch.randn(rows, depth, dtype=dtype), torch.randn(rows, columns, dtype=dtype)
             expected = out + a @ w.t()
-            PRODUCT(part.address)(out.data_ptr(), a.data_ptr(), depth, 1, w.data_ptr(), depth, rows, depth)
+            PRODUCT(part.address)(out.data_ptr(), a.data_ptr(), depth, columns, w.data_ptr(), columns, rows, depth)
             torch.testing.assert_close(out, expected, rtol=bound, atol=10 * bound)

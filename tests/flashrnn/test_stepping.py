@@ -43,7 +43,7 @@ def run_of_sequence(rnn: FlashRNN, x: torch.Tensor, reset: torch.Tensor | None =
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bias": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"num_heads": 1, "num_layers": 2, "bias": False}], ids=str)
 def test_steps_and_their_gradients_are_those_of_the_sequence(cell, options):
     rnn, x, reset = network(cell, **options), torch.randn(7, 3, 5, dtype=torch.float64), random_reset(3, 7)
     assert_close(run_of_steps(rnn, x, reset), run_of_sequence(rnn, x, reset))

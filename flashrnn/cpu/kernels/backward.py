@@ -43,7 +43,7 @@ def add_recurrent_gradient(z, gates, d_h, head, count):
         k = words_at(z.recurrent_of, gate)[0]
         if k >= 0:
             matrix = offset(z.R, matrix_at(z, k, head))
-            add_product(z, d_h, offset(gates, gate * z.stride), z.width, 1, matrix, z.row, count, z.D)
+            add_product_of_rows(z, d_h, offset(gates, gate * z.stride), z.width, matrix, count, z.D)
 
 
 @function
@@ -125,7 +125,7 @@ def run(z, part, head, first, stop, workspace):
     source = offset(d_state, z.states * z.stride)
     for begin in range(first, stop, z.rows):
         count = min(z.rows, stop - begin)
-        load_states(z, d_state, z.d_states, begin, count, head)
+        load_states(z, d_state, z.d_last, begin, count, head)
         chunk = z.chunk // count
         for end in range(z.steps, 0, -chunk):
             start = max(0, end - chunk)
@@ -148,4 +148,4 @@ def run(z, part, head, first, stop, workspace):
                 add_source_sums(z, gates, source, part, (end - start) * count)
                 if z.d_source != 0:
                     store_source_gradient(z, gates, source, begin, count, start, end)
-        store_states(z, d_state, z.d_states, begin, count, head)
+        store_states(z, d_state, z.d_initial, begin, count, head)

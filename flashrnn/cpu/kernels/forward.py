@@ -53,7 +53,7 @@ def compute_gates(z, gates, source, head, rows):
         k = words_at(z.input_of, gate)[0]
         if k >= 0:
             W = offset(z.W, k * z.features * z.row)
-            add_product(z, to, source, z.source_width, 1, W, z.row, rows, z.features)
+            add_product_of_rows(z, to, source, z.source_width, W, rows, z.features)
 
 
 @function
@@ -64,7 +64,7 @@ def add_recurrent_sums(z, gates, h, begin, count, t, head):
         k = words_at(z.recurrent_of, gate)[0]
         if k >= 0:
             matrix = offset(z.weights, matrix_at(z, k, head))
-            add_product(z, offset(gates, gate * z.stride), h, z.width, 1, matrix, z.row, count, z.D)
+            add_product_of_rows(z, offset(gates, gate * z.stride), h, z.width, matrix, count, z.D)
 
 
 @function

@@ -31,8 +31,9 @@ FIELDS = (
     "matrices",
     "input_of",  # [G]: which input is this gate's, or -1
     "recurrent_of",  # [G]: which matrix is this gate's, or -1
-    "multiply",  # the function of product.py, or of rows.py, whose matrices have rows of D numbers
-    "row",  # numbers in a row of the matrices
+    "multiply",  # the function of product.py or of rows.py
+    "row",  # its argument: numbers in a row of the matrices, for rows.py the number of their rows
+    "step",  # its argument: 1, for rows.py the width
     "cell",  # the cell's step
     "initial",  # [S] addresses of [B, N, D]
     "reset",  # [rows], or 0
@@ -44,7 +45,7 @@ FIELDS = (
     "source",  # [rows, features], the layer's input
     "source_width",  # numbers in a row of it in the workspace
     "multiply_source",  # the function of product.py for that width
-    "W",  # forward [Gi, features, row], backward [Gi, D, source_width]
+    "W",  # forward [Gi, features, row], for rows.py [Gi, D, features]; backward [Gi, D, source_width]
     # forward
     "x",  # [rows, Gi, N, D]
     "weights",  # [Gr, N, D, row]: R transposed, [previous unit, unit], or for rows.py R itself
@@ -63,7 +64,8 @@ FIELDS = (
     "d_R",  # [parts, Gr, N, D, width], to be added to, or 0
     "d_b",  # [parts, G, N, width], to be added to
     "one",  # the number, or 0 where products are those of rows.py
-    "d_states",  # [S] addresses of [B, N, D]: of the last states, then of the first
+    "d_last",  # [S] addresses of [B, N, D], or 0: gradients of the last states
+    "d_initial",  # [S] addresses of [B, N, D]
 )
 
 
@@ -157,6 +159,13 @@ def add_product(z, out, a, row_step, step, w, w_step, rows, depth):
 
 
 @function
+def add_product_of_rows(z, out, a, row_step, w, rows, depth):
+    """out [rows, width] += a [rows, depth] @ w [depth, width]; for rows.py, w is transposed. Rows of a are row_step
+    apart."""
+    call(z.multiply, (out, a, intp(row_step), z.step, w, z.row, intp(rows), intp(depth)))
+
+
+@function
 def row_of(z, sequence, t):
     return sequence * z.batch_stride + t * z.time_stride
 
@@ -203,9 +212,14 @@ def matrix_at(z, k, head):
 
 @function
 def load_states(z, state, states, begin, count, head):
+    """Load the states of `count` sequences; zeros for a state whose address is 0."""
     for s in range(z.states):
         for r in range(count):
-            copy(offset(state, s * z.stride + r * z.width), state_of(z, states, s, begin + r, head), z.D)
+            to = offset(state, s * z.stride + r * z.width)
+            if words_at(states, s)[0] == 0:
+                clear(to, z.D)
+            else:
+                copy(to, state_of(z, states, s, begin + r, head), z.D)
 
 
 @function

@@ -2,15 +2,16 @@
 
 
 def _dots(rows, columns):
-    """Return `dots(out, a, row_step, w, depth)`: out [rows, columns] += a [rows, depth] @ w.T, w [columns, depth].
+    """Return `dots(out, out_step, a, a_step, w, depth)`: out [rows, columns] += a [rows, depth] @ w.T.
 
-    The sums stay in registers, each in parts, one for each place in a vector. Rows of `out` and a are `row_step` apart.
+    w is [columns, depth]. The sums stay in registers, each in parts, one for each place in a vector. Rows of `out` are
+    `out_step` apart, and those of a `a_step`.
     """
 
     @intrinsic
-    def dots(typing, out, a, row_step, w, depth):
+    def dots(typing, out, out_step, a, a_step, w, depth):
         def generate(context, builder, signature, values):
-            out, a, row_step, w, depth = values
+            out, out_step, a, a_step, w, depth = values
             number, i32, aligned, together = a.type.pointee, ir.IntType(32), real.bitwidth // 8, ("contract",)
             vector, indices = ir.VectorType(number, LANES), ir.VectorType(i32, LANES)
             zeros, undefined = ir.Constant(vector, None), ir.Constant(indices, ir.Undefined)
@@ -29,7 +30,7 @@ def _dots(rows, columns):
                 masked = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.load.{name}.p0{name}")
                 return builder.call(masked, [pointer_to(start, d), i32(aligned), mask, zeros])
 
-            rows_of_a = [builder.gep(a, [builder.mul(row_step, row_step.type(r))]) for r in range(rows)]
+            rows_of_a = [builder.gep(a, [builder.mul(a_step, a_step.type(r))]) for r in range(rows)]
             rows_of_w = [builder.gep(w, [builder.mul(depth, depth.type(c))]) for c in range(columns)]
             sums = [[cgutils.alloca_once_value(builder, zeros) for _ in rows_of_w] for _ in rows_of_a]
 
@@ -61,12 +62,12 @@ def _dots(rows, columns):
                     vectors += vectors[-1:] * (len(vectors) % 2)
                     vectors = [folded(x, y) for x, y in zip(vectors[::2], vectors[1::2], strict=True)]
                 for c in range(columns):
-                    to = builder.gep(out, [builder.add(builder.mul(row_step, row_step.type(r)), row_step.type(c))])
+                    to = builder.gep(out, [builder.add(builder.mul(out_step, out_step.type(r)), out_step.type(c))])
                     total = builder.extract_element(vectors[c // LANES], i32(c % LANES))
                     builder.store(builder.fadd(builder.load(to), total), to)
             return context.get_dummy_value()
 
-        return void(out, a, row_step, w, depth), generate
+        return void(out, out_step, a, a_step, w, depth), generate
 
     return dots
 
@@ -76,18 +77,20 @@ many, row, single = _dots(ROWS, COLUMNS), _dots(1, COLUMNS), _dots(1, 1)
 
 
 @cfunc(void(pointer, pointer, intp, intp, pointer, intp, intp, intp), cache=CACHE, pipeline_class=Kernel, **OPTIONS)
-def kernel(out, a, row_step, step, w, w_step, rows, depth):
-    """out [rows, depth] += a [rows, depth] @ w.T, w [depth, depth], rows of `out` and a being `row_step` apart.
+def kernel(out, a, a_step, out_step, w, columns, rows, depth):
+    """out [rows, columns] += a [rows, depth] @ w.T, w [columns, depth].
 
-    A few rows of w stay in the first cache until all rows of a have had them.
+    Rows of `out` are `out_step` apart, and those of a `a_step`. A few rows of w stay in the first cache until all rows
+    of a have had them.
     """
-    of_many, whole = rows - rows % ROWS, depth - depth % COLUMNS
+    of_many, whole = rows - rows % ROWS, columns - columns % COLUMNS
     for j in range(0, whole, COLUMNS):
         of_w = offset(w, j * depth)
         for r in range(0, of_many, ROWS):
-            many(offset(out, r * row_step + j), offset(a, r * row_step), row_step, of_w, depth)
+            many(offset(out, r * out_step + j), out_step, offset(a, r * a_step), a_step, of_w, depth)
         for r in range(of_many, rows):
-            row(offset(out, r * row_step + j), offset(a, r * row_step), row_step, of_w, depth)
-    for j in range(whole, depth):
+            row(offset(out, r * out_step + j), out_step, offset(a, r * a_step), a_step, of_w, depth)
+    for j in range(whole, columns):
+        of_w = offset(w, j * depth)
         for r in range(rows):
-            single(offset(out, r * row_step + j), offset(a, r * row_step), row_step, offset(w, j * depth), depth)
+            single(offset(out, r * out_step + j), out_step, offset(a, r * a_step), a_step, of_w, depth)
