@@ -26,6 +26,7 @@ from flashrnn.functional import check_reset, dtype_under_autocast
 from flashrnn.gpu import nvidia_gpu
 from flashrnn.initialization import init_input
 from flashrnn.loop import exported_to_onnx
+from flashrnn.problem import state_dtype
 from flashrnn.projection import ProjectedRecurrence
 from flashrnn.recurrence import Recurrence, check_sizes
 from flashrnn.sequences import Packed, SideBySide, Whole, of_cu_seqlens
@@ -220,10 +221,11 @@ class FlashRNN(nn.Module):
 
     def _quick_step(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
         """Return the results of `step` by `stepping`; None if it does not support the call or an argument is wrong."""
-        if not isinstance(x, Tensor) or not x.is_cpu or x.dtype not in stepping.DTYPES:
+        if not isinstance(x, Tensor) or not x.is_cpu or not stepping.is_fast_in(x.dtype):
             return None  # before zeros for missing states are created, which would be a kernel on a GPU
         if states is None:
-            states = (x.new_zeros(self.num_layers, x.shape[0], self.hidden_size),) * len(self.cell.states)
+            zeros = x.new_zeros(self.num_layers, x.shape[0], self.hidden_size, dtype=state_dtype(x.dtype))
+            states = (zeros,) * len(self.cell.states)
         states = states if isinstance(states, tuple | list) else (states,)
         modules = [(self._modules[f"input_l{k}"], self._modules[f"recurrent_l{k}"]) for k in range(self.num_layers)]
         if (layers := stepping.layers(modules, x, states, reset)) is None:

@@ -25,7 +25,6 @@ from flashrnn.torch_networks import in_order, initial_states
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _GRU_WORK = 2**21  # from this number of sequences times units², nn.GRU is faster in bfloat16
-_STEP_WORK = 2**16  # up to this number, a step is faster by PyTorch's operators without oneDNN
 _FEW, _WIDE, _WIDE_EACH = 4, 512, 160  # sequences, units, units for each sequence: then `cpu_fused` is faster for LSTMs
 _FEW_IN_AVX2 = 8  # sequences of at least _WIDE units, for which it is faster in AVX2
 
@@ -67,14 +66,10 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
 
 
 def _is_faster(network: nn.Module, x: Tensor) -> bool:
-    """Return whether oneDNN is faster for a batch of sequences x, according to measurements (docs/backends.md).
-
-    If oneDNN does not support bfloat16, PyTorch's operators are faster for a small step than our own call.
-    """
+    """Return whether oneDNN is faster for a batch of sequences x, according to measurements (docs/backends.md)."""
     B, T = x.shape[:2] if network.batch_first else x.shape[1::-1]
     if not onednn_computes(x.dtype):
-        is_small = T == 1 and B * network.hidden_size**2 < _STEP_WORK
-        return is_small and x.dtype == torch.bfloat16 and network.cell in (LSTM, GRU)
+        return False
     if network.cell is LSTM:
         return x.dtype != torch.float32 or not _is_for_cpu_fused(B, network.hidden_size, network.bidirectional)
     if network.cell is not GRU or x.dtype != torch.bfloat16:

@@ -1,4 +1,4 @@
-"""Layers on the CPU in float32 and float64, run by one kernel call with as little overhead as possible.
+"""Layers on the CPU run by one kernel call with as little overhead as possible.
 
 For one step of one sequence the kernel takes 5 µs, and the general preparations for all backends 40 times as long.
 """
@@ -12,18 +12,25 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from flashrnn import op
-from flashrnn._torch_private import apply_of, autograd_alone, backward_is_observed, graph_is_retained
+from flashrnn._torch_private import (
+    apply_of,
+    autograd_alone,
+    backward_is_observed,
+    graph_is_retained,
+    onednn_computes,
+)
 from flashrnn.cells import Cell
 from flashrnn.cpu.backend import CpuFused, InputProduct, columns, gradients
 from flashrnn.cpu.call import Prepared, Sizes, prepare, with_product
 from flashrnn.dispatch import choose
+from flashrnn.eager import as_dtype
 from flashrnn.memory_format import aux_in_format
-from flashrnn.problem import PLAIN, KernelUnavailable, Problem
+from flashrnn.problem import PLAIN, KernelUnavailable, Problem, state_dtype
 from flashrnn.recurrence import Recurrence
 from flashrnn.residual import Residual
 
 _CPU = torch.device("cpu")
-DTYPES = (torch.float32, torch.float64)  # the dtypes in which states have the dtype of x
+_DTYPES = (torch.float32, torch.float64)  # the dtypes of sequences, in which the kernels compute
 
 
 class Layer(NamedTuple):
@@ -33,6 +40,11 @@ class Layer(NamedTuple):
     W: Tensor  # weight of the input product
     R: Tensor
     b: Tensor | None
+
+
+def is_fast_in(dtype: torch.dtype) -> bool:
+    """Return whether `step` is the fastest in this dtype: in bfloat16 unless oneDNN computes in it, too."""
+    return dtype in _DTYPES or (dtype == torch.bfloat16 and not onednn_computes(dtype))
 
 
 def layers(
@@ -45,11 +57,11 @@ def layers(
 
     Args:
         modules: the input product and the recurrence of each layer.
-        x: [B, features].
+        x: [B, features], in a dtype that `is_fast_in`.
         states: a tensor [layers, B, H] for each state of the cell.
         reset: [B], or None.
     """
-    if not autograd_alone() or torch.is_autocast_enabled("cpu") or x.dim() != 2 or x.dtype not in DTYPES:
+    if not autograd_alone() or torch.is_autocast_enabled("cpu") or x.dim() != 2:
         return None
     dtype, (B, features), (_, first) = x.dtype, x.shape, modules[0]
     if not (B and is_plain(x, dtype) and len(states) == len(first.cell.states)):
@@ -58,7 +70,7 @@ def layers(
         return None
     size = len(modules), B, first.hidden_size
     for state in states:
-        if not is_plain(state, dtype) or state.shape != size or not state.is_contiguous():
+        if not is_plain(state, state_dtype(dtype)) or state.shape != size or not state.is_contiguous():
             return None
     found = []
     for product, recurrent in modules:
@@ -141,7 +153,7 @@ def step(layer: Layer, x: Tensor, states: Sequence[Tensor], reset: Tensor | None
     Args:
         layer: one of `layers`.
         x: [B, features].
-        states: a tensor of B*H elements for each state of the cell.
+        states: a tensor of B*H elements for each state of the cell, in the state dtype.
         reset: [B] bool, or None.
     """
     return _run(layer, _Rows(x.shape[0], 1, False), x, states, reset)
@@ -161,7 +173,7 @@ def sequences(
         reset: [B, T] bool, or None.
     """
     R, b = recurrent.R, recurrent.b
-    if x.dtype not in DTYPES or x.device != _CPU or not x.is_contiguous() or torch.is_autocast_enabled("cpu"):
+    if x.dtype not in _DTYPES or x.device != _CPU or not x.is_contiguous() or torch.is_autocast_enabled("cpu"):
         return None
     if any(t is not None and t.dtype != x.dtype for t in (W, R, b, states)):
         return None
@@ -220,8 +232,8 @@ def _requires_grad(x: Tensor | None) -> bool:
     return x is not None and x.requires_grad
 
 
-def _kernel(direction: str, cell: Cell, rows: _Rows, R: Tensor, W: Tensor) -> Prepared:
-    return _prepared(direction, cell, rows, *R.shape[1:3], W.dtype, W.shape[1], torch.get_num_threads())
+def _kernel(direction: str, cell: Cell, rows: _Rows, R: Tensor, W: Tensor, dtype: torch.dtype) -> Prepared:
+    return _prepared(direction, cell, rows, *R.shape[1:3], dtype, W.shape[1], torch.get_num_threads())
 
 
 @lru_cache(maxsize=1024)
@@ -235,8 +247,9 @@ def _prepared(
 
 def _forward(cell: Cell, rows: _Rows, reset, x: Tensor, W: Tensor, R: Tensor, b: Tensor | None, states, training: bool):
     """Return h, the residuals (gates, and other states of every step) and the new states."""
-    (B, T, _), (_, N, D, _) = rows, R.shape
-    kernel = _kernel("forward", cell, rows, R, W)
+    (B, T, _), (_, N, D, _), dtype = rows, R.shape, x.dtype
+    kernel = _kernel("forward", cell, rows, R, W, dtype)
+    x, W, R, b = _wide(x, W, R, b)
     h, new = x.new_empty(*x.shape[:-1], N * D), [torch.empty_like(state) for state in states]
     gates = x.new_empty(B * T, len(cell.gates) * N * D) if training else None
     aux = x.new_empty(len(states) - 1, B * T, N * D) if training and T > 1 and len(states) > 1 else None
@@ -256,7 +269,13 @@ def _forward(cell: Cell, rows: _Rows, reset, x: Tensor, W: Tensor, R: Tensor, b:
         pre=gates,
         aux=aux,
     )
-    return h, (gates, aux), new
+    return as_dtype(h, dtype), (gates, aux), new
+
+
+def _wide(*tensors: Tensor | None) -> Sequence[Tensor | None]:
+    """Return tensors in the state dtype of the first one, in which the kernels compute."""
+    dtype = tensors[0].dtype
+    return tensors if dtype in _DTYPES else [as_dtype(t, state_dtype(dtype)) for t in tensors]
 
 
 class _Layer(torch.autograd.Function):
@@ -271,9 +290,10 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_h, *d_new):
         x, W, R, *saved = ctx.saved_tensors
+        x, W, R, d_h = _wide(x, W, R, d_h)
         of_x, of_W = ctx.needs_input_grad[3:5]
         given, observed = (ctx.rows, d_h, d_new, R, *saved), backward_is_observed()
-        kernel = _kernel("backward", ctx.cell, ctx.rows, R, W)
+        kernel = _kernel("backward", ctx.cell, ctx.rows, R, W, W.dtype)
         if kernel.sizes.features and not observed:
             x = x.contiguous()
             d_x = torch.empty_like(x) if of_x else None

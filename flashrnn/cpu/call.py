@@ -53,12 +53,10 @@ class Sizes(NamedTuple):
 def with_product(sizes: Sizes, features: int) -> Sizes:
     """Return the sizes of a layer's sequences: with the features of its input if the kernel computes its product too.
 
-    It does where matrices fit the caches: steps then find the inputs of their gates there, which are never stored. A
-    single step needs no copy of W for that.
+    It does where matrices fit the caches: steps then find the inputs of their gates there, which are never stored.
     """
-    is_step = sizes.steps == 1
     fits = sizes.heads == 1 and sizes.head_dim <= LARGEST_IN_LOOP and features <= _MOST_FEATURES
-    return sizes._replace(features=features) if fits and (is_step or not sizes.by_rows) else sizes
+    return sizes._replace(features=features) if fits else sizes
 
 
 class Prepared(NamedTuple):

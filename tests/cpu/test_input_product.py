@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from flashrnn import FlashRNN
-from flashrnn.cpu import call
+from flashrnn import FlashRNN, stepping
 from tests.problems import random_reset
 
-SIZES = [(7, 20), (40, 33), (16, 16), (3, 150)]  # features, units
+SIZES = [(7, 20, 9), (40, 33, 9), (16, 16, 9), (3, 150, 1)]  # features, units, sequences
 
 
 def results(network: FlashRNN, x: torch.Tensor, reset: torch.Tensor | None, *, of_x: bool) -> list[torch.Tensor]:
@@ -23,23 +22,19 @@ def results(network: FlashRNN, x: torch.Tensor, reset: torch.Tensor | None, *, o
 @pytest.mark.parametrize(("size", "batch_first"), zip(SIZES, [False, True, True, False], strict=True), ids=str)
 @pytest.mark.parametrize("cell", ["lstm", "gru", "slstm"])
 def test_results_are_those_of_the_reference(cell, size, batch_first, monkeypatch):
-    computed, with_product = [], call.with_product
-
-    def record(sizes, features):
-        computed.append(with_product(sizes, features).features)
-        return with_product(sizes, features)
-
-    monkeypatch.setattr("flashrnn.stepping.with_product", record)
+    kernels, kernel = [], stepping._kernel
+    monkeypatch.setattr(stepping, "_kernel", lambda *given: kernels.append(kernel(*given)) or kernels[-1])
     torch.manual_seed(0)
     options = {"function": cell, "batch_first": batch_first, "dtype": torch.float64}
-    ours, reference = (FlashRNN(*size, backend=backend, **options) for backend in ("cpu_fused", "vanilla"))
+    *of_network, B = size
+    ours, reference = (FlashRNN(*of_network, backend=backend, **options) for backend in ("cpu_fused", "vanilla"))
     reference.load_state_dict(ours.state_dict())
-    B, T = 9, 40
+    T = 40
     x = torch.randn(*((B, T) if batch_first else (T, B)), size[0], dtype=torch.float64)
     for reset, of_x in ((None, True), (random_reset(B, T), False)):
         found, expected = (results(network, x, reset, of_x=of_x) for network in (ours, reference))
         assert_close(found, expected)
-    assert max(computed) == size[0]
+    assert {one.sizes.features for one in kernels} == {size[0]}
 
 
 def test_sequences_can_be_cut_without_a_change_in_any_bit():

@@ -1,5 +1,7 @@
 """A single time step on the CPU is the step of the whole sequence, however it is asked for."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn.utils import parametrizations
@@ -7,6 +9,7 @@ from torch.testing import assert_close
 
 from flashrnn import FlashRNN, stepping
 from tests.problems import CELLS, cell_name, random_reset
+from tests.tolerances import BOUNDS
 
 
 @pytest.fixture
@@ -47,6 +50,15 @@ def run_of_sequence(rnn: FlashRNN, x: torch.Tensor, reset: torch.Tensor | None =
 def test_steps_and_their_gradients_are_those_of_the_sequence(cell, options):
     rnn, x, reset = network(cell, **options), torch.randn(7, 3, 5, dtype=torch.float64), random_reset(3, 7)
     assert_close(run_of_steps(rnn, x, reset), run_of_sequence(rnn, x, reset))
+
+
+def test_steps_in_bfloat16(monkeypatch):
+    monkeypatch.setattr(stepping, "onednn_computes", lambda dtype: False)
+    rnn, x = network(dtype=torch.bfloat16, num_heads=1), torch.randn(7, 3, 5, dtype=torch.bfloat16)
+    found, expected = run_of_steps(rnn, x), run_of_sequence(copy.deepcopy(rnn).double(), x.double())
+    assert [result.dtype for result in found] == [torch.bfloat16, *[torch.float32] * 2, *[torch.bfloat16] * 4]
+    for result, exact in zip(found, expected, strict=True):
+        assert (result - exact).norm() < BOUNDS[torch.bfloat16] * exact.norm()
 
 
 @pytest.mark.parametrize("hidden_size", [6, 400])
@@ -90,15 +102,13 @@ def test_weights_changed_in_place_are_those_of_the_next_step():
     assert_close(rnn.step(x)[0], rnn(x.expand(2, 3, 5))[0][0])
 
 
-@pytest.mark.parametrize("change", ["hook", "weight_norm", "autocast", "half"])
+@pytest.mark.parametrize("change", ["hook", "weight_norm", "autocast"])
 def test_the_long_way_is_taken_where_others_look_at_a_layer(change):
     rnn, x, seen = network(dtype=torch.float32), torch.randn(3, 5), []
     if change == "hook":
         rnn.recurrent_l0.register_forward_hook(lambda *_: seen.append(1))
     if change == "weight_norm":
         parametrizations.weight_norm(rnn.input_l0)
-    if change == "half":
-        rnn, x = rnn.bfloat16(), x.bfloat16()
     with torch.autocast("cpu", enabled=change == "autocast"):
         expected = rnn(x.expand(2, 3, 5))[0][0]
         seen.clear()
