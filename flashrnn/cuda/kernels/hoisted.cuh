@@ -1,13 +1,14 @@
-// What has left the time loop of a cell (cells/hoisting.py): values of each row of inputs, and the gradient of the inputs from theirs.
+// The part of a cell that is computed outside the time loop (cells/hoisting.py): values computed from each row of
+// inputs, and the gradient of the inputs from that of the values. A row is a step of a sequence.
 //
-// The threads of a block have the units of a head, CELLS neighbours each, and process row after row. A row is a step of a sequence.
-// The row that comes next is loaded while one is processed.
+// The threads of a block cover the units of one head, CELLS neighbouring units each, and process row after row. The
+// next row is loaded while the current one is processed.
 #pragma once
 #include "kernels/partial.cuh"
 
 constexpr int WARPS = THREADS / 32;
 constexpr int ROW = HEADS * D;
-constexpr bool WIDE = D % CELLS == 0;  // a thread has CELLS units or none
+constexpr bool WIDE = D % CELLS == 0;  // a thread has all of its CELLS units or none
 
 DEVICE float2 to_floats(PairOf<float> pair) { return make_float2(pair.low, pair.high); }
 template <class S>
@@ -16,15 +17,16 @@ DEVICE void round(PairOf<float>& pair, float low, float high) { pair.low = low, 
 template <class S>
 DEVICE void round(PairOf<S>& pair, float low, float high) { pair.word = pack(low, high); }
 
-// The same as gates, which are rounded less than bfloat16 (residual.py).
+// Rounds values as gates are rounded: half types to float16, which is more precise than bfloat16 (residual.py).
 DEVICE void round_gates(PairOf<float>& pair, float low, float high) { round(pair, low, high); }
 template <class S>
 DEVICE void round_gates(PairOf<S>& pair, float low, float high) { pair.word = pack_gates(low, high); }
 
-// Return the thread's unit of number q.
+// Returns the unit of the thread's cell q.
 DEVICE int unit_of(int q) { return CELLS * threadIdx.x + q; }
 
-// Reductions over the units of a row, with one barrier each: of two buffers, one is read while the other is written.
+// Reductions over the units of a row, with one __syncthreads each. Of two buffers, one is read while the other is
+// written.
 struct UnitReductions {
   float* parts;  // [2][WARPS][4 * EXCHANGED_VECTORS], in shared memory
   u32& exchange;
@@ -85,12 +87,12 @@ struct UnitReductions {
   }
 };
 
-// The thread's units of a row of ROW_GATES gates.
+// The gates of the thread's units in a row; in memory, gates are ROW numbers apart.
 struct alignas(CELLS * BYTES < 16 ? CELLS * BYTES : 16) Units { Pair pairs[CELLS / 2]; };
 template <int ROW_GATES>
 struct Row {
   Units units[ROW_GATES];
-  // Loads it from where the thread's first number is; zeros unless it `exists`.
+  // Loads the row whose first number of this thread is at `from`; zeros unless it `exists`.
   DEVICE void load(const scalar* from, bool exists) {
 #pragma unroll
     for (int j = 0; j < ROW_GATES; j++)
@@ -141,7 +143,7 @@ DEVICE void add_inputs(float (&g)[GATES][CELLS], const float (&b)[GATES][CELLS],
     for (int q = 0; q < CELLS; q++) g[j][q] = INPUT_OF[j] >= 0 ? b[j][q] + x.get(INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0, q) : b[j][q];
 }
 
-// Params: types and shapes are in parameters.py. x, bias -> values, as gates.
+// Params: types and shapes are in parameters.py. x, bias -> values, rounded as gates.
 #ifdef FORWARD
 extern "C" __global__ void __launch_bounds__(THREADS)
 flashrnn_hoisted(PARAMETERS) {
@@ -170,7 +172,7 @@ flashrnn_hoisted(PARAMETERS) {
   }
 }
 #else
-// x, bias, d_values -> d_x, d_bias [blocks of a head, GATES, HEADS, D].
+// x, bias, d_values -> d_x and d_bias [blocks per head, GATES, HEADS, D], the partial sums of each block.
 extern "C" __global__ void __launch_bounds__(THREADS)
 flashrnn_hoisted(PARAMETERS) {
   extern __shared__ __align__(16) float parts[];

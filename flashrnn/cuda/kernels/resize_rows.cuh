@@ -1,25 +1,26 @@
-// Rows of several tensors made longer or shorter by one launch, which is bound by memory.
+// Pads or truncates the rows of several tensors in one launch; bound by memory bandwidth.
 #pragma once
 #include "kernels/common.cuh"
 
-constexpr int IN_VECTOR = 8;  // numbers of 16 bits in a vector of 16 bytes
+constexpr int IN_VECTOR = 8;  // 16-bit elements in a vector of 16 bytes
 
-// One tensor, in numbers of 16 bits, of which larger types have several: x [.., of_x, from] -> resized [.., of_resized, to], `rows` rows
-// in all. Zeros are added to rows and to matrices, or what is too much is left out.
+// One tensor, in units of 16 bits (larger types have several): x [.., of_x, from] -> resized [.., of_resized, to], with
+// `rows` rows in all. Rows and matrices are padded with zeros or truncated.
 struct Resize {
   const u16* x;
   u16* resized;
   i64 rows, from, to, of_x, of_resized;
-  i64 groups;   // of eight rows, which are whole vectors: threads write the same vector of every `at_once`-th group
-  i64 at_once;  // the other rows are made of single numbers
+  i64 groups;   // of eight rows, which are whole vectors: a thread writes the same vector of every `at_once`-th group
+  i64 at_once;  // the remaining rows are written element by element
   i64 blocks;
   DEVICE int blocks_of_groups() const { return int(at_once * to + BLOCK_THREADS - 1) / BLOCK_THREADS; }
 };
 
-// Return the bits of word i of a vector that belong to its first `number` numbers.
+// Returns a mask of the bits of word i of a vector that belong to its first `number` elements.
 DEVICE u32 bits_of_first(int number, int i) { return number >= 2 * i + 2 ? ~0u : number == 2 * i + 1 ? 0xffffu : 0u; }
 
-// Numbers begin <= k < end of a vector, which are in memory at from[k]: they are in five aligned words, which may have to be shifted.
+// Elements begin <= k < end of a vector; element k is at from[k]. They lie in five aligned words, which are shifted by
+// one element if `from` is odd.
 struct Part {
   const u32* words;
   u32 order, mask[4];
@@ -38,7 +39,8 @@ struct Part {
   }
 };
 
-// Writes the thread's vector of its groups. It may have the end of a row and the beginning of the next one in it.
+// Writes the thread's vector in each of its groups. A vector may contain the end of one row and the beginning of the
+// next.
 DEVICE void resize_groups(const Resize& of, int thread) {
   const int from = of.from, to = of.to, at_once = of.at_once, first = thread / to, vector = thread - first * to;
   if (first >= at_once) return;
@@ -61,7 +63,7 @@ DEVICE void resize_groups(const Resize& of, int thread) {
   else write(false);
 }
 
-// Writes eight numbers.
+// Writes the eight elements from `first` on.
 DEVICE void resize_singles(const Resize& of, i64 first) {
 #pragma unroll 1
   for (i64 at = first; at < min(first + IN_VECTOR, of.rows * of.to); at++) {
@@ -71,7 +73,7 @@ DEVICE void resize_singles(const Resize& of, i64 first) {
   }
 }
 
-// Params: types and shapes are in parameters.py. The blocks of each tensor follow those of the one before.
+// Params: types and shapes are in parameters.py. The blocks of each tensor follow those of the previous tensor.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 flashrnn_resize_rows(PARAMETERS) {
   const Resize tensors[] = {PARAMETER_NAMES};

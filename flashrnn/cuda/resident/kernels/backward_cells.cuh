@@ -1,19 +1,19 @@
-// The lane's cells in the backward: the gradients of their states after the loop, a step, and its results.
+// The lane's cells in the backward: initialisation, an element-wise step, and its results.
 #pragma once
 #include "resident/kernels/backward_inputs.cuh"
 #include "resident/kernels/unit_reductions.cuh"
 
-// What a lane carries from step to step of its cells.
+// Values that a lane carries from step to step for its cells.
 struct CarriedCells {
-  float d_state[STATES][CELLS];  // gradients of the states after the step, without what h gets through R
-  float d_b[GATES][CELLS] = {};  // sums of the gates' gradients
-  float after[STATES][CELLS];    // the other states after the step
+  float d_state[STATES][CELLS];  // gradients of the states after the step, without what reaches h through R
+  float d_b[GATES][CELLS] = {};  // sums of the gradients of the gates
+  float after[STATES][CELLS];    // the other states after the step, as far as the cell's gradient needs them
   float first_h[CELLS];          // h before the first step
-  bool carry_next[CELLS];        // d_h of step t + 1 reaches step t
+  bool carry_next[CELLS];        // whether d_h of step t + 1 reaches step t, i.e. there is no reset between them
 };
 
-// Locates the lane's cells, and loads the gradients of their last states and, where the cell's gradient needs it, h before
-// the first step.
+// Sets the coordinates of the lane's cells, and loads the gradients of their last states and, if the cell's gradient
+// uses it, h before the first step.
 DEVICE void load_cells(LaneCells& cells, CarriedCells& carried, const Params& params, const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
@@ -28,7 +28,7 @@ DEVICE void load_cells(LaneCells& cells, CarriedCells& carried, const Params& pa
   }
 }
 
-// Loads the states after the last step of which the backward takes those after every step.
+// Loads the states after the last step, for states whose value after a step enters the step's gradient.
 DEVICE void load_after(float (&after)[STATES][CELLS], const Params& params, const LaneCells& cells) {
   const i64 last_row = (params.T - 1) * params.row_t, rows = params.B * params.T;
 #pragma unroll
@@ -39,8 +39,9 @@ DEVICE void load_after(float (&after)[STATES][CELLS], const Params& params, cons
         after[i][q] = cells.valid[q] ? float(params.aux[((i - 1) * rows + cells.sequence[q] * params.row_b + last_row) * ROW + cells.element[q]]) : 0;
 }
 
-// Computes the gradients of a step's gates, and from those of the states after it those of the states before it. `from_next`
-// returns what h gets through R from the step after it; it is called as late as possible.
+// Computes the gradients of a step's gates, and updates `carried` from the gradients of the states after the step to
+// those before it. from_next returns the gradient of h that comes through R from the following step; it is called as
+// late as possible.
 #if REDUCES
 template <class FromNext>
 DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, const StepCells& of, const AuxGradients& aux_gradients,
@@ -76,7 +77,7 @@ DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, c
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
       d_g[j][q] = FINITE || valid[q] ? d_g[j][q] : 0;
-      carried.d_b[j][q % PAIR] += d_g[j][q];  // of all the lane's sequences
+      carried.d_b[j][q % PAIR] += d_g[j][q];  // sums over all of the lane's sequences
     }
 #pragma unroll
     for (int i = 0; i < STATES; i++) carried.d_state[i][q] = (FINITE || valid[q]) && carry[q] ? d_old[i][q] : 0;
@@ -123,7 +124,7 @@ DEVICE void step_cells_back(float (&d_g_all)[GATES][CELLS], CarriedCells& carrie
 }
 #endif
 
-// Results of a step. They are stored after the next step has begun its product.
+// The results of a step, which are stored during the following step, after its product has started.
 struct Results {
   scalar *x_to[PAIRS], *u_to[PAIRS];
   bool to_store[CELLS] = {};  // none before the first step
@@ -146,12 +147,13 @@ struct Results {
   }
 };
 
-// Sums the gradients of the biases over this tile's sequences, which are in the four lanes of a quad and, with K_SLICES > 1, in
-// several warps; IN_ROWS they are in several rows of lanes.
+// Sums the gradients of the biases over the sequences of the batch tile. These are in the four lanes of a quad and,
+// with K_SLICES > 1, in several warps; IN_ROWS, in several rows of lanes. All threads call this; `totals` may overlap
+// the inputs and operands, so it synchronises first.
 constexpr int BIAS_PARTS = IN_ROWS ? ROWS_AT_ONCE : CELL_SLICES;
 static_assert(BIAS_PARTS * GATES * UNITS * 4 <= SharedMemory::SIZE);
 DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* totals, const ThreadCoord& coord) {
-  if (BLOCKS == 1) copy_wait<0>();  // `totals` may be where zeros for steps before the first are still copied to
+  if (BLOCKS == 1) copy_wait<0>();  // copies of zeros, for steps before the first, may still be writing to `totals`
   __syncthreads();
 #pragma unroll
   for (int j = 0; j < GATES; j++)
@@ -179,7 +181,7 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
   }
 }
 
-// Stores the gradients of the initial states, after adding to that of h what it gets through R from the first step.
+// Stores the gradients of the initial states; that of h includes d_first, which comes through R from the first step.
 DEVICE void store_d_initial(const Params& params, CarriedCells& carried, const float (&d_first)[CELLS], const LaneCells& cells) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) carried.d_state[0][q] += carried.carry_next[q] ? d_first[q] : 0;

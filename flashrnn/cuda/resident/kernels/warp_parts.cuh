@@ -1,22 +1,23 @@
-// What a warp's units contribute to a reduction over the units of a head that several blocks share.
+// The contribution of a warp's units (its part) to a reduction over the units of a head that several blocks share.
 #pragma once
 #include "kernels/partial.cuh"
 #include "resident/kernels/cells.cuh"
 
 constexpr int EXCHANGE_BUFFERS = EXCHANGES > 1 ? EXCHANGES : 2;
-constexpr int SEQUENCE_LANES = BOTH_UNITS ? 16 : 8;  // of a warp
-constexpr int PARTS = BLOCKS * CONTRIBUTIONS;         // of every sequence
+constexpr int SEQUENCE_LANES = BOTH_UNITS ? 16 : 8;  // lanes of a warp with the same sequence
+constexpr int PARTS = BLOCKS * CONTRIBUTIONS;         // parts of every sequence
+// Returns the index of this warp's part.
 DEVICE int own_part(const ThreadCoord& coord) {
   const int contribution = coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.k_slice % 2 : 0);
   return coord.rank * CONTRIBUTIONS + contribution;
 }
 
-// Return how many units a part has.
+// Returns the number of units in a part.
 DEVICE float units_of_part(int part) {
   return PADDED == D ? 16.0f / HOLDERS : max(min(D - part / HOLDERS * 16, 16), 0) / float(HOLDERS);
 }
 
-// Reduces the warp's units of the lane's pair p.
+// Reduces the warp's units, for the sequence of the lane's pair p. All lanes of the warp call this.
 template <int SUMS, int MOMENTS, int MAXIMA, class Part>
 DEVICE void reduce_warp(Part& part, const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], int p, const ThreadCoord& coord) {
   const int first = p * PAIR, last = first + PAIR - 1;
