@@ -1,10 +1,10 @@
-// Rows of WIDTH numbers in registers: of each 128, lane l of a warp holds 4 l to 4 l + 3.
+// Rows of WIDTH numbers in registers. Of each 128 numbers, lane l of a warp holds 4 l to 4 l + 3.
 #pragma once
 #include "kernels/math.cuh"
 
 constexpr int WIDTH = HEADS * D;
 constexpr int ROW_LOADS = (WIDTH + 127) / 128;
-constexpr float EPSILON = 1e-5f;  // of all norms
+constexpr float EPSILON = 1e-5f;  // the epsilon of all norms
 
 DEVICE void load_four(float (&v)[4], const float* from) {
   const float4 four = *reinterpret_cast<const float4*>(from);
@@ -22,18 +22,19 @@ DEVICE void store_four(S* to, const float (&v)[4]) {
   *reinterpret_cast<uint2*>(to) = make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
 }
 
-// Parts of a row that are whole: see `normalize`.
+// The default `join` of RowOf::normalize, for rows that a warp holds completely.
 struct Alone {};
 
-// WHOLE: a warp has all of the row. Otherwise each warp has 128 numbers of it, and those after them none.
+// WHOLE: a warp holds the whole row. Otherwise, each warp holds 128 numbers of it, and warps beyond its end hold none.
 template <bool WHOLE>
 struct RowOf {
   static constexpr bool WHOLE_ROW = WHOLE;
   static constexpr int LOADS = WHOLE ? ROW_LOADS : 1;
   float of[LOADS][4] = {};
 
+  // Returns the index in the row of the first of the lane's numbers of[i].
   DEVICE static int place(int i) { return ((WHOLE ? i : threadIdx.x / 32) * 32 + threadIdx.x % 32) * 4; }
-  // Calls f(numbers, place of the first) for each four numbers that the lane holds.
+  // Calls f(numbers, index of the first) for each four numbers that the lane holds.
   template <class F>
   DEVICE void for_each(F f) {
 #pragma unroll
@@ -48,8 +49,9 @@ struct RowOf {
   DEVICE void store(S* to) {
     for_each([&](float (&v)[4], int at) { store_four(to + at, v); });
   }
-  // Subtracts from each SIZE numbers their mean, and divides them by their standard deviation. join.over<K>(mean, squares) is called
-  // by all warps where K of them have parts of these numbers, each of 128 with a mean and a sum of squares.
+  // Normalises each SIZE consecutive numbers: subtracts their mean and divides by their standard deviation. If K warps
+  // hold parts of these numbers, all warps call join.over<K>(mean, squares), which combines the means and sums of
+  // squares of the parts.
   template <int SIZE, class Join = Alone>
   DEVICE void normalize(Join join = {}) {
     constexpr int LANES = SIZE % 128 == 0 ? 32 : SIZE / 4, OF_LANE = WHOLE && SIZE % 128 == 0 ? SIZE / 128 : 1;
@@ -68,7 +70,7 @@ struct RowOf {
         squares += (d[0] * d[0] + d[1] * d[1]) + (d[2] * d[2] + d[3] * d[3]);
       });
 #pragma unroll
-      for (int other = 1; other < LANES; other *= 2) {  // Chan, Golub and LeVeque's sums of squares of two parts
+      for (int other = 1; other < LANES; other *= 2) {  // sums of squares of two parts by Chan, Golub and LeVeque
         const float difference = __shfl_xor_sync(0xffffffffu, mean, other) - mean;
         squares += __shfl_xor_sync(0xffffffffu, squares, other) + difference * difference * (0.5f * count);
         mean += 0.5f * difference, count *= 2;

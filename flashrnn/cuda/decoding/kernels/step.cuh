@@ -1,22 +1,24 @@
-// One token of each of few sequences through a language model of residual recurrent blocks, in one cooperative launch.
+// One token of each of a few sequences through a language model of residual recurrent blocks, in one cooperative
+// launch.
 //
-// The residual blocks, x + norm(h) and x + down(gelu(up(norm(x)))), are three phases, whose results the blocks of the grid
-// exchange: h, from gates and cell; the hidden layer of the MLP; the residual stream x. A block computes tiles of eight rows of
-// each matrix, for all sequences, and in the first phase all gates of eight units. Every block reads the whole residual stream
-// and computes norms of it by itself: that is less than another exchange takes.
+// A residual block, x + norm(h) and x + down(gelu(up(norm(x)))), has three phases, whose results the thread blocks
+// exchange: h, from gates and cell; the hidden layer of the MLP; and the residual stream x. A thread block computes
+// tiles of eight rows of each matrix for all sequences; in the first phase, all gates of eight units. Every thread
+// block reads the whole residual stream and computes its norms itself, which takes less time than another exchange.
 #pragma once
 #include "decoding/kernels/phases.cuh"
 
-// Slices of the hidden layer that are loaded at once: as many as registers hold.
+// Slices of the hidden layer that are loaded at once: as many as fit into registers.
 constexpr int SLICES_AT_ONCE = WARP_VECTORS <= 3 ? SLICES < 4 ? SLICES : 4 : SLICES < 2 ? 1 : 2;
 
 struct Shared : Products {
-  float sums[WARPS][SEQS][TILES][8];       // of tile k of a sequence at place(k, sequence)
+  float sums[WARPS][SEQS][TILES][8];       // the sum of tile k for a sequence is at place(k, sequence)
   float stream[SEQS][WIDTH];               // the residual stream
-  float residual[SEQS][OUTPUT_TILES * 8];  // of the rows of `down` that the block computes
+  float residual[SEQS][OUTPUT_TILES * 8];  // the residual stream at the rows of `down` that this block computes
   scalar operand[SEQS * OPERAND_STRIDE];
   float2 moments[2][WARPS];  // see Join
-  // So that a warp reads sums of four tiles, and writes those of eight sequences, from all banks.
+  // A permutation of tiles such that a warp reads the sums of four tiles, and writes those of eight sequences, without
+  // bank conflicts.
   DEVICE static int place(int tile, int sequence) { return tile ^ sequence & 3; }
 };
 static_assert(sizeof(Shared) == SHARED_BYTES_EXPECTED, "decoding/tiling.py counts shared memory differently");
@@ -35,8 +37,8 @@ DEVICE float sum_of_warps(const Shared& shared, int tile, int row) {
   return sum;
 }
 
-// Multiplies the operand by this block's tiles of a matrix of ROWS rows, with `scales`, and calls f(row, sum) for each result of the
-// warp's sequence, if there is one; f, which all lanes call, has to leave out rows beyond the matrix.
+// Multiplies the operand by this block's tiles of a matrix of ROWS rows, applies `scales`, and calls f(row, sum) for
+// each result of the warp's sequence, if there is one. All lanes call f, which must ignore rows beyond the matrix.
 template <int ROWS, class F>
 DEVICE void multiply_rows(Shared& shared, Weights& weights, const Operand& operand, const float* scales, i64 B, F f) {
   for_tiles<(ROWS + 7) / 8, GRID>(blockIdx.x, [&](auto tiles, int first) {
@@ -53,7 +55,8 @@ DEVICE void multiply_rows(Shared& shared, Weights& weights, const Operand& opera
   });
 }
 
-// residual and hidden_state [B, WIDTH] and hidden [B, HIDDEN] are written by some blocks and read by others.
+// A decoding step. residual and hidden_state [B, WIDTH] and hidden [B, HIDDEN] are written by some blocks and read by
+// others.
 struct Step {
   Shared& shared;
   const Model& model;
@@ -61,29 +64,32 @@ struct Step {
   CountingBarrier& grid;
   const Params params;
   const int unit_tiles;  // of this block
-  const u32 earlier;     // residual blocks of earlier launches
+  const u32 earlier;     // number of residual blocks that earlier launches ran
 
+  // Returns the mark of a residual block's results.
   DEVICE u32 mark(int block) const { return earlier + block + 1 & 1; }
 
-  // Calls f(row, sequence, valid), row an empty Row or Part: what the warp normalizes.
+  // Calls f(row, sequence, valid), where `row` is an empty Row or Part: what the warp normalises.
   template <class F>
   DEVICE void with_row(F f) const {
     if (params.B == 1) f(Part(), 0, true);
     else f(Row(), warp_sequence(), warp_sequence() < params.B);
   }
-  // The residual stream before a block.
+  // Loads the residual stream before a residual block.
   template <class R>
   DEVICE void load_stream(R& row, int block, int sequence) const {
     if (block == 0) row.load(params.embedding + params.tokens[sequence] * WIDTH);
     else load_marked(row, params.residual + sequence * WIDTH, mark(block - 1));
   }
+  // Sets the operand to the rows that the warps have stored in shared memory; synchronises first.
   DEVICE void load_normalized(Operand& operand) const {
     sync();
     load_operand(operand, VECTORS, params.B, [&](int sequence, int at) {
       return *reinterpret_cast<const uint4*>(&shared.operand[sequence * OPERAND_STRIDE + at]);
     });
   }
-  // Normalizes the residual stream before a block, as the operand of its first matrix.
+  // Waits for the residual stream before a residual block, and normalises it as the operand of the block's first
+  // matrix.
   DEVICE void begin(Operand& operand, int block, const scalar* norm) {
     with_row([&](auto row, int sequence, bool valid) {
       auto weight = row;
@@ -99,7 +105,7 @@ struct Step {
     load_normalized(operand);
   }
 
-  // First phase: gates and cell of this block's units.
+  // First phase: gates and cells of this block's units.
   DEVICE void compute_h(int block) {
     if (unit_tiles == 0) return grid.pass(UNIT_BLOCKS * (1 + HEAD_EXCHANGES));
     Operand operand;
@@ -110,7 +116,7 @@ struct Step {
     }
     grid.arrive_marked(UNIT_BLOCKS);
   }
-  // Of a tile of units; the first one sets the operand for all.
+  // Computes tile number i of the units. The first one sets the operand for all.
   DEVICE void compute_h_of(int i, int block, Operand& operand) {
     const int lane = threadIdx.x % 32, unit0 = (first_unit_tile() + i * GRID) * 8, unit = unit0 + lane % 8;
     float* state = model.at<float>(block, STATE);
@@ -124,14 +130,14 @@ struct Step {
     for (int j = 0; j < GATES; j++) b[j] = float(bias[j * WIDTH + unit]);
     const Scales<GI> scales(model.at<const float>(block, GATE_SCALE), unit0, WIDTH, GI * WIDTH);
     Sums c[STORED] = {};
-    add_recurrent(weights, state, unit0, params.B, c);  // before the residual stream arrives
+    add_recurrent(weights, state, unit0, params.B, c);  // before the residual stream has arrived
     if (i == 0) begin(operand, block, model.at(block, MIXER_NORM));
     add_input(weights, scales, [&](int, int i) -> const Vectors& { return operand[i]; }, c);
 #pragma unroll
     for (int j = 0; j < STORED; j++) store_sums(shared, j, c[j]);
     sync();
     if (!REDUCES && sequence >= params.B) return;
-    // Lane 8 j + r sums product j of unit r; then all lanes of a unit compute the cell.
+    // Lane 8 j + r sums product j of unit r; then, all lanes of a unit compute its cell.
     float sums[TILES / 4], g[GATES][1], fresh[STATES][1];
 #pragma unroll
     for (int j = 0; j < TILES; j += 4) sums[j / 4] = sum_of_warps(shared, j + lane / 8, lane % 8);
@@ -205,7 +211,7 @@ struct Step {
     }
     grid.arrive_marked(UNIT_BLOCKS);
   }
-  // Loads slices of the hidden layer from `first` on. Lanes without numbers load those of others.
+  // Loads slices of the hidden layer, from `first` on. Lanes that hold no numbers load those of others.
   DEVICE void load_slices(Operand (&slices)[SLICES_AT_ONCE], int first, u32 mark) const {
     const int sequence = threadIdx.x % 32 / 4;
     auto vector = [](int k) { return k % WARP_VECTORS * PARTS + part(); };
@@ -222,9 +228,9 @@ struct Step {
   }
 };
 
-// Params: types and shapes are in step.py. tokens, at most SEQS of them -> logits and chosen tokens, as `Choice` has them.
-// table: as in `Model`. residual, hidden_state and hidden: as in `Step`. The first two counters are zero before and
-// after, the third one is `Step.earlier`.
+// Params: types and shapes are in step.py. tokens (at most SEQS) -> logits and chosen tokens (see `Choice`). table: see
+// `Model`. residual, hidden_state and hidden: see `Step`. The first two counters are zero before and after; the third
+// is `Step.earlier`.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
 flashrnn_step(PARAMETERS) {
   extern __shared__ __align__(16) Shared shared_memory[];

@@ -23,7 +23,7 @@ struct OperandScale {
   template <class Largest>
   DEVICE void set(const ThreadCoord& coord, Largest largest) {
 #pragma unroll
-    for (int p = 0; p < PAIRS; p++) up[p] = coord.has_cells() ? Scale(largest(coord.sequence(p * PAIR))).up : 1;  // else not below SEQS
+    for (int p = 0; p < PAIRS; p++) up[p] = coord.has_cells() ? Scale(largest(coord.sequence(p * PAIR))).up : 1;  // else: not below SEQS
 #pragma unroll
     for (int n = 0; n < BATCH_TILES; n++)
 #pragma unroll
