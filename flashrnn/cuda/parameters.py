@@ -1,8 +1,9 @@
-"""The parameters of kernels, named once: printed for the compiler, checked, and packed for the driver.
+"""The parameters of kernels: defined once, printed for the compiler, checked, and packed for the driver.
 
-A kernel takes them as a list and makes `Params` of it, whose members its functions read. With the struct itself as the
-parameter, the compiler gives out registers differently, and the loops of some kernels get up to 47 instructions more
-(docs/dev/log.md). Structs that read members later hold a copy: a reference to `Params` costs instructions, too.
+A kernel takes them as a list and builds the struct `Params` of them, whose members its functions read. With the struct
+itself as the parameter, the compiler allocates registers differently, and the loops of some kernels get up to 47
+instructions more (docs/dev/log.md). Structs that read members later hold a copy of `Params`, because a reference also
+costs instructions.
 """
 
 import ctypes
@@ -23,12 +24,12 @@ from flashrnn.residual import head_numbers, residual_dtype
 
 @dataclass(frozen=True)
 class Parameter:
-    """A kernel's parameter, of 8 bytes: a number, or a pointer to a tensor."""
+    """A kernel parameter of 8 bytes: a number or a pointer to a tensor."""
 
     name: str
-    type: str  # in CUDA
-    dtype: torch.dtype | None = None  # of a tensor; None for a number, or for a tensor of any
-    shape: tuple[int | str, ...] = ()  # of a tensor, with numbers among the parameters by name; (): not checked
+    type: str  # in CUDA C++
+    dtype: torch.dtype | None = None  # of a tensor; None for a number, or a tensor of any dtype
+    shape: tuple[int | str, ...] = ()  # of a tensor; names refer to other parameters, () is not checked
 
 
 Parameters = tuple[Parameter, ...]
@@ -36,9 +37,10 @@ Argument = Tensor | int | None  # a number or an address; None is a null pointer
 
 
 def declaration(parameters: Parameters) -> str:
-    """Return `Params`, and the two lists by which a kernel makes it: `Params params{PARAMETER_NAMES};`.
+    """Return the definition of `Params`, and two lists from which a kernel builds it: `Params
+    params{PARAMETER_NAMES};`.
 
-    The names that a kernel takes end with _, so that it can read members of `params` alone.
+    The kernel's own parameters have names that end with _, so that its code can only read the members of `params`.
     """
     shapes = [f"  // [{', '.join(map(str, one.shape))}]" if one.shape else "" for one in parameters]
     members = [f"  {one.type} {one.name};{shape}" for one, shape in zip(parameters, shapes, strict=True)]
@@ -48,7 +50,8 @@ def declaration(parameters: Parameters) -> str:
 
 
 def check(parameters: Parameters, arguments: Mapping[str, Argument]) -> None:
-    """Raise TypeError for a tensor that is not what its parameter says; one of bytes or without elements may be any."""
+    """Raise TypeError if a tensor does not match its parameter. Tensors of bytes and empty tensors are accepted for
+    any."""
     for one in parameters:
         x = arguments[one.name]
         if not isinstance(x, Tensor) or not x.numel() or x.dtype == torch.uint8 or one.dtype is None:
@@ -60,7 +63,7 @@ def check(parameters: Parameters, arguments: Mapping[str, Argument]) -> None:
 
 
 class Packed:
-    """A kernel's arguments in memory, as the driver takes them; those at the end may be known beforehand."""
+    """The arguments of a kernel in the memory layout that the driver takes. The last ones may be bound in advance."""
 
     def __init__(self, parameters: Parameters, known: Mapping[str, int]) -> None:
         names = [one.name for one in parameters]
@@ -72,10 +75,10 @@ class Packed:
         first = ctypes.addressof(self._values)
         self._pointers = (ctypes.c_void_p * len(names))(*range(first, first + 8 * len(names), 8))
         self._pack = struct.Struct(f"{len(self._names)}q").pack_into
-        self.address = ctypes.addressof(self._pointers)  # of the addresses of all arguments
+        self.address = ctypes.addressof(self._pointers)  # of the array of addresses of all arguments
 
     def pack(self, arguments: Mapping[str, Argument]) -> None:
-        """Take the arguments that are not known beforehand; types are checked the first time."""
+        """Pack the arguments that are not bound. Their types are checked the first time."""
         if tuple(arguments) != self._names:
             arguments = self._in_order(arguments)
         if not self._checked:
@@ -91,12 +94,12 @@ class Packed:
 
 
 def fused(spec: KernelSpec) -> Parameters:
-    """Return those of {forward,backward}.cuh in resident/kernels."""
+    """Return the parameters of {forward,backward}.cuh in resident/kernels."""
     return _fused_forward(spec) if spec.direction == "forward" else _fused_backward(spec)
 
 
 def streaming(spec: KernelSpec) -> Parameters:
-    """Return those of {forward,backward}.cuh in streaming/kernels."""
+    """Return the parameters of {forward,backward}.cuh in streaming/kernels."""
     return _stream_forward(spec) if spec.direction == "forward" else _stream_backward(spec)
 
 
@@ -105,7 +108,7 @@ def _numbers(*names: str) -> Parameters:
 
 
 class _Of:
-    """Makes the tensors among a kernel's parameters, of numbers by their names in kernels/common.cuh."""
+    """Creates the tensor parameters of a kernel, from the names of their element types in kernels/common.cuh."""
 
     def __init__(self, spec: KernelSpec) -> None:
         self._dtypes = {
@@ -118,20 +121,21 @@ class _Of:
         }
 
     def reads(self, name: str, number: str, *shape: int | str) -> Parameter:
-        """Return a tensor that is only read while the kernel runs."""
+        """Return a parameter for a tensor that is only read during the kernel."""
         return Parameter(name, f"const {number}* __restrict__", self._dtypes[number], shape)
 
     def writes(self, name: str, number: str, *shape: int | str) -> Parameter:
-        """Return a tensor that the kernel writes, in memory of its own."""
+        """Return a parameter for a tensor that the kernel writes and that shares its memory with no other."""
         return Parameter(name, f"{number}* __restrict__", self._dtypes[number], shape)
 
     def shares(self, name: str, number: str, *shape: int | str) -> Parameter:
-        """Return a tensor whose memory others write to as well."""
+        """Return a parameter for a tensor whose memory is also written through other pointers, by other blocks or by
+        another kernel."""
         return Parameter(name, f"{number}*", self._dtypes[number.removeprefix("const ")], shape)
 
 
 B, T = "B", "T"
-# Bytes between steps are arguments because the loop does not recompute what is in constant memory.
+# Strides in bytes between steps are arguments, because the time loop does not recompute what is in constant memory.
 _OF_FUSED = _numbers(
     "B", "T", "row_b", "row_t", "first_group", "x_step", "h_step", "aux_step", "gates_step", "used_sequences"
 )
@@ -157,7 +161,8 @@ def _fused_forward(spec: KernelSpec) -> Parameters:
 
 
 def _chunks() -> Parameters:
-    """Return the counters of chunks that a kernel waits for, how many blocks count each, and those that it counts."""
+    """Return the counters of chunks that the kernel waits for, the number of blocks that count each, and the counters
+    that it increments."""
     return (
         Parameter("arrived", "const u32*", torch.int32),
         *_numbers("producers"),
@@ -170,7 +175,7 @@ def _fused_backward(spec: KernelSpec) -> Parameters:
     of_states = range(S - 1) if spec.variant.d_aux else ()
     return (
         of.reads("R", "scalar", GR, N, D, D),
-        *([of.reads("bias", "float", G, N, D)] if constant(spec.cell) else []),  # gates that are not stored
+        *([of.reads("bias", "float", G, N, D)] if constant(spec.cell) else []),  # for gates that are not stored
         of.reads("initial", "float", S, B, N, D),
         of.reads("resets", "u32"),
         of.reads("h", "scalar", B, T, N, D),
@@ -180,7 +185,7 @@ def _fused_backward(spec: KernelSpec) -> Parameters:
         of.reads("d_h", "scalar", B, T, N, D),
         *(of.reads(f"d_aux_{i}", "float", B, T, N, D) for i in of_states),
         of.reads("d_last", "float", S, B, N, D),
-        of.shares("d_x", "scalar", B, T, GI, N, D),  # may have the memory of gates
+        of.shares("d_x", "scalar", B, T, GI, N, D),  # may alias gates
         of.writes("d_u", "scalar", B, T, GU, N, D),
         of.writes("d_bias", "float"),
         of.writes("d_initial", "float", S, B, N, D),
@@ -210,7 +215,7 @@ def _stream_forward(spec: KernelSpec) -> Parameters:
 
 
 def _stream_gates(spec: KernelSpec, const: str) -> Parameters:
-    """Return the gates that a forward stores and, for steps that reduce over units, what these communicate through."""
+    """Return the parameter for stored gates and, if steps reduce over units, those of the exchange between blocks."""
     N, D, dtype = spec.heads, spec.head_dim, residual_dtype(spec.dtype)
     if not trace(spec.cell).reduces:
         return (
@@ -246,7 +251,7 @@ def _stream_backward(spec: KernelSpec) -> Parameters:
 
 
 def weight_gradient(spec: KernelSpec) -> Parameters:
-    """Return those of kernels/weight_gradient.cuh."""
+    """Return the parameters of kernels/weight_gradient.cuh."""
     GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
     return (
         *_gradient_rows(spec),
@@ -257,7 +262,7 @@ def weight_gradient(spec: KernelSpec) -> Parameters:
 
 
 def short_gradients(spec: KernelSpec) -> Parameters:
-    """Return those of kernels/short_gradients.cuh."""
+    """Return the parameters of kernels/short_gradients.cuh."""
     GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
     of, width = _Of(spec), len(spec.cell.input_gates) * N * D
     return (
@@ -272,7 +277,7 @@ def short_gradients(spec: KernelSpec) -> Parameters:
 
 
 def concurrent_gradient(spec: KernelSpec) -> Parameters:
-    """Return those of resident/kernels/concurrent_gradient.cuh."""
+    """Return the parameters of resident/kernels/concurrent_gradient.cuh."""
     GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
     return (
         *_gradient_rows(spec),
@@ -284,7 +289,7 @@ def concurrent_gradient(spec: KernelSpec) -> Parameters:
 
 
 def input_product(dtype: torch.dtype) -> Parameters:
-    """Return those of resident/kernels/input_product.cuh."""
+    """Return the parameters of resident/kernels/input_product.cuh."""
     return (
         Parameter("rows", "const scalar*", dtype),
         Parameter("W", "const scalar* __restrict__", dtype),
@@ -295,7 +300,8 @@ def input_product(dtype: torch.dtype) -> Parameters:
 
 
 def _gradient_rows(spec: KernelSpec) -> Parameters:
-    """Return the rows over which d_R is summed: gradients of the gates, h, and h before the first step or null."""
+    """Return the parameters for the rows over which d_R is summed: gradients of the gates, h, and the initial h or
+    null."""
     of, (_, _, GI, _, GU), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
     return (
         of.shares("d_x", "const scalar", B, T, GI, N, D),
@@ -307,7 +313,7 @@ def _gradient_rows(spec: KernelSpec) -> Parameters:
 
 
 def sum_of_partials(dtype: torch.dtype) -> Parameters:
-    """Return those of kernels/sum_of_partials.cuh."""
+    """Return the parameters of kernels/sum_of_partials.cuh."""
     return (
         Parameter("partial", "const float2* __restrict__", torch.float32, ("partials", "pairs", 2)),
         Parameter("total", "Pair* __restrict__", dtype, ("pairs", 2)),
@@ -315,11 +321,11 @@ def sum_of_partials(dtype: torch.dtype) -> Parameters:
     )
 
 
-AT_ONCE = 4  # tensors that one launch resizes
+AT_ONCE = 4  # tensors per launch of resize_rows
 
 
 def resize_rows(dtype: torch.dtype) -> Parameters:
-    """Return those of kernels/resize_rows.cuh."""
+    """Return the parameters of kernels/resize_rows.cuh."""
     pointers = "const u16* __restrict__", "u16* __restrict__"
     found = []
     for i in range(AT_ONCE):
@@ -330,7 +336,7 @@ def resize_rows(dtype: torch.dtype) -> Parameters:
 
 
 def of_resized(i: int) -> tuple[str, ...]:
-    """Return the names of those for tensor i, in the order of Resize in the header."""
+    """Return the names of the parameters for tensor i, in the order of `Resize` in the header."""
     names = "x", "resized", "rows", "from", "to", "of_x", "of_resized", "groups", "at_once", "blocks"
     return tuple(f"{name}_{i}" for name in names)
 
@@ -338,7 +344,7 @@ def of_resized(i: int) -> tuple[str, ...]:
 def hoisted(
     parts: Hoisted, direction: str, heads: int, head_dim: int, dtype: torch.dtype, bias: torch.dtype
 ) -> Parameters:
-    """Return those of kernels/hoisted.cuh."""
+    """Return the parameters of kernels/hoisted.cuh."""
     N, D, Gi, V = heads, head_dim, len(parts.cell.input_gates), len(parts.values)
     given = (
         Parameter("x", "const scalar* __restrict__", dtype, ("rows", Gi, N, D)),
@@ -356,7 +362,8 @@ def hoisted(
 
 
 def _counts(spec: KernelSpec) -> tuple[int, int, int, int, int]:
-    """Return the numbers of states, gates, and gates with an input, with a recurrent part, and recurrent-only."""
+    """Return the numbers of states, gates, gates with an input, gates with a recurrent part, and recurrent-only
+    gates."""
     cell = spec.cell
     kinds = cell.states, cell.gates, cell.input_gates, cell.recurrent_gates, recurrent_only(cell)
     return tuple(map(len, kinds))
