@@ -22,7 +22,7 @@ def meanwhile(*compilations: Callable[[], object]) -> Iterator[None]:
         yield
 
 
-def begin(*compilations: Callable[[], object]) -> None:
+def start_in_background(*compilations: Callable[[], object]) -> None:
     """Run functions that compile kernels in the background, and return at once. A caller that needs one of the kernels
     meanwhile waits for it.
 

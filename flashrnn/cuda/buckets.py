@@ -50,11 +50,11 @@ def bucket(spec: KernelSpec, solver: Solver) -> KernelSpec:
         return replace(spec, batch=min((size for size in _SOLVED if size >= spec.batch), default=spec.batch))
     ranges = _ranges(replace(spec.of_all_variants, batch=1), solver)
     if spec.batch > LARGEST:
-        return _of(spec, _fastest(spec.of_all_variants, solver, ranges))
-    return _of(spec, ranges[bisect_right([first for first, _ in ranges], spec.batch) - 1][1])
+        return _spec_for(spec, _fastest(spec.of_all_variants, solver, ranges))
+    return _spec_for(spec, ranges[bisect_right([first for first, _ in ranges], spec.batch) - 1][1])
 
 
-def _of(spec: KernelSpec, kernel: Kernel) -> KernelSpec:
+def _spec_for(spec: KernelSpec, kernel: Kernel) -> KernelSpec:
     return replace(spec, batch=kernel[0], any_sequences=kernel[1])
 
 
@@ -62,7 +62,7 @@ def _of(spec: KernelSpec, kernel: Kernel) -> KernelSpec:
 def _fastest(spec: KernelSpec, solver: Solver, ranges: Ranges) -> Kernel:
     """Return the kernel with the best estimate for a batch size above LARGEST."""
     kernels = sorted({kernel for _, kernel in ranges})
-    return min(kernels, key=lambda kernel: solver.cycles(spec, solver.best(_of(spec, kernel))))
+    return min(kernels, key=lambda kernel: solver.cycles(spec, solver.best(_spec_for(spec, kernel))))
 
 
 @cache
@@ -113,7 +113,7 @@ def _estimates(spec: KernelSpec, solver: Solver, any_sequences: bool) -> dict[Ke
     tilings: dict[Hashable, Kernel] = {}
     for batch in _SOLVED:
         kernel = batch, any_sequences
-        tilings.setdefault(solver.best(_of(spec, kernel)), kernel)
+        tilings.setdefault(solver.best(_spec_for(spec, kernel)), kernel)
     found: dict[tuple[float, ...], Kernel] = {}  # tilings of the same kernel have equal estimates
     for tiling, kernel in tilings.items():
         found.setdefault(tuple(solver.cycles(replace(spec, batch=batch), tiling) for batch in _JUDGED), kernel)

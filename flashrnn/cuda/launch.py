@@ -63,8 +63,8 @@ class LoadedKernel:
             self.at_once = self._groups_at_once()
         if not self.at_once:
             raise KernelUnavailable(
-                f"{binary.entry}: this GPU cannot run {blocks} blocks with {shared_bytes} bytes of shared memory "
-                "each at a time; another process or a partition (MIG) may hold part of it"
+                f"{binary.entry}: this GPU cannot run {blocks} blocks with {shared_bytes} bytes of shared memory each "
+                "at the same time; another process or a partition (MIG) may hold part of it"
             )
 
     def _groups_at_once(self) -> int:

@@ -59,7 +59,7 @@ def check(parameters: Parameters, arguments: Mapping[str, Argument]) -> None:
         shape = [arguments[size] if isinstance(size, str) else size for size in one.shape]
         if x.dtype != one.dtype or (shape and x.numel() != prod(shape)):
             wanted = f"{one.dtype} {shape or ''}".strip()
-            raise TypeError(f"the kernel's {one.name} ({one.type}) is {wanted}; got {x.dtype} {list(x.shape)}")
+            raise TypeError(f"the kernel's {one.name} ({one.type}) must be {wanted}; got {x.dtype} {list(x.shape)}")
 
 
 class Packed:
@@ -70,7 +70,7 @@ class Packed:
         self._parameters, self._known, self._checked = parameters, dict(known), False
         self._names = tuple(names[: len(names) - len(known)])
         if set(names[len(self._names) :]) != set(known):
-            raise TypeError(f"known beforehand can be the last of {names}, not {list(known)}")
+            raise TypeError(f"only the last of {names} can be bound in advance, not {list(known)}")
         self._values = (ctypes.c_int64 * len(names))(*(known.get(name, 0) for name in names))
         first = ctypes.addressof(self._values)
         self._pointers = (ctypes.c_void_p * len(names))(*range(first, first + 8 * len(names), 8))
@@ -107,7 +107,7 @@ def _numbers(*names: str) -> Parameters:
     return tuple(Parameter(name, "i64") for name in names)
 
 
-class _Of:
+class _Tensors:
     """Creates the tensor parameters of a kernel, from the names of their element types in kernels/common.cuh."""
 
     def __init__(self, spec: KernelSpec) -> None:
@@ -136,27 +136,27 @@ class _Of:
 
 B, T = "B", "T"
 # Strides in bytes between steps are arguments, because the time loop does not recompute what is in constant memory.
-_OF_FUSED = _numbers(
+_FUSED_NUMBERS = _numbers(
     "B", "T", "row_b", "row_t", "first_group", "x_step", "h_step", "aux_step", "gates_step", "used_sequences"
 )
 
 
 def _fused_forward(spec: KernelSpec) -> Parameters:
-    of, (S, G, GI, GR, _), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
+    tensors, (S, G, GI, GR, _), N, D = _Tensors(spec), _counts(spec), spec.heads, spec.head_dim
     return (
-        of.reads("x", "scalar", B, T, GI, N, D),
-        of.reads("R", "scalar", GR, N, D, D),
-        of.reads("bias", "scalar" if spec.variant.half_bias else "float", G, N, D),
-        of.reads("initial", "float", S, B, N, D),
-        of.reads("resets", "u32"),
-        of.writes("h", "scalar", B, T, N, D),
-        of.writes("aux", "aux_number", S - 1, B, T, N, D),
-        of.writes("last", "float", S, B, N, D),
-        of.writes("gates", "gate", B, T, N, head_numbers(spec.cell, N, D, spec.dtype)),
+        tensors.reads("x", "scalar", B, T, GI, N, D),
+        tensors.reads("R", "scalar", GR, N, D, D),
+        tensors.reads("bias", "scalar" if spec.variant.half_bias else "float", G, N, D),
+        tensors.reads("initial", "float", S, B, N, D),
+        tensors.reads("resets", "u32"),
+        tensors.writes("h", "scalar", B, T, N, D),
+        tensors.writes("aux", "aux_number", S - 1, B, T, N, D),
+        tensors.writes("last", "float", S, B, N, D),
+        tensors.writes("gates", "gate", B, T, N, head_numbers(spec.cell, N, D, spec.dtype)),
         Parameter("workspace", "uint4*", torch.uint8),
         Parameter("launch", "u64"),
         *(_chunks() if spec.layers > 1 else ()),
-        *_OF_FUSED,
+        *_FUSED_NUMBERS,
     )
 
 
@@ -171,44 +171,44 @@ def _chunks() -> Parameters:
 
 
 def _fused_backward(spec: KernelSpec) -> Parameters:
-    of, (S, G, GI, GR, GU), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
-    of_states = range(S - 1) if spec.variant.d_aux else ()
+    tensors, (S, G, GI, GR, GU), N, D = _Tensors(spec), _counts(spec), spec.heads, spec.head_dim
+    other_states = range(S - 1) if spec.variant.d_aux else ()
     return (
-        of.reads("R", "scalar", GR, N, D, D),
-        *([of.reads("bias", "float", G, N, D)] if constant(spec.cell) else []),  # for gates that are not stored
-        of.reads("initial", "float", S, B, N, D),
-        of.reads("resets", "u32"),
-        of.reads("h", "scalar", B, T, N, D),
-        of.reads("aux", "aux_number", S - 1, B, T, N, D),
-        of.reads("first_aux", "aux_number", S - 1, B, N, D),
-        of.shares("gates", "const gate", B, T, N, head_numbers(spec.cell, N, D, spec.dtype)),
-        of.reads("d_h", "scalar", B, T, N, D),
-        *(of.reads(f"d_aux_{i}", "float", B, T, N, D) for i in of_states),
-        of.reads("d_last", "float", S, B, N, D),
-        of.shares("d_x", "scalar", B, T, GI, N, D),  # may alias gates
-        of.writes("d_u", "scalar", B, T, GU, N, D),
-        of.writes("d_bias", "float"),
-        of.writes("d_initial", "float", S, B, N, D),
+        tensors.reads("R", "scalar", GR, N, D, D),
+        *([tensors.reads("bias", "float", G, N, D)] if constant(spec.cell) else []),  # for gates that are not stored
+        tensors.reads("initial", "float", S, B, N, D),
+        tensors.reads("resets", "u32"),
+        tensors.reads("h", "scalar", B, T, N, D),
+        tensors.reads("aux", "aux_number", S - 1, B, T, N, D),
+        tensors.reads("first_aux", "aux_number", S - 1, B, N, D),
+        tensors.shares("gates", "const gate", B, T, N, head_numbers(spec.cell, N, D, spec.dtype)),
+        tensors.reads("d_h", "scalar", B, T, N, D),
+        *(tensors.reads(f"d_aux_{i}", "float", B, T, N, D) for i in other_states),
+        tensors.reads("d_last", "float", S, B, N, D),
+        tensors.shares("d_x", "scalar", B, T, GI, N, D),  # may alias gates
+        tensors.writes("d_u", "scalar", B, T, GU, N, D),
+        tensors.writes("d_bias", "float"),
+        tensors.writes("d_initial", "float", S, B, N, D),
         Parameter("progress", "u32*", torch.int32),
         Parameter("workspace", "u64*", torch.uint8),
         Parameter("launch", "u64"),
         *(_chunks() if spec.layers > 1 else ()),
-        *_OF_FUSED,
+        *_FUSED_NUMBERS,
     )
 
 
 def _stream_forward(spec: KernelSpec) -> Parameters:
-    of, (S, G, GI, _, _), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
+    tensors, (S, G, GI, _, _), N, D = _Tensors(spec), _counts(spec), spec.heads, spec.head_dim
     return (
-        of.reads("x", "scalar", B, T, GI, N, D),
+        tensors.reads("x", "scalar", B, T, GI, N, D),
         Parameter("R", "const uint4* __restrict__", spec.dtype),
-        of.reads("bias", "float", G, N, D),
-        of.reads("reset", "unsigned char", B, T),
-        of.shares("exchange", "scalar"),
+        tensors.reads("bias", "float", G, N, D),
+        tensors.reads("reset", "unsigned char", B, T),
+        tensors.shares("exchange", "scalar"),
         Parameter("counters", "u32*", torch.int32),
-        of.writes("h", "scalar", B, T, N, D),
-        of.writes("aux", "aux_number", S - 1, B, T, N, D),
-        of.writes("state", "float", S, B, N, D),
+        tensors.writes("h", "scalar", B, T, N, D),
+        tensors.writes("aux", "aux_number", S - 1, B, T, N, D),
+        tensors.writes("state", "float", S, B, N, D),
         *_stream_gates(spec, ""),
         *_numbers("B", "T", "row_b", "row_t"),
     )
@@ -229,23 +229,23 @@ def _stream_gates(spec: KernelSpec, const: str) -> Parameters:
 
 
 def _stream_backward(spec: KernelSpec) -> Parameters:
-    of, (S, G, GI, _, GU), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
+    tensors, (S, G, GI, _, GU), N, D = _Tensors(spec), _counts(spec), spec.heads, spec.head_dim
     return (
         Parameter("R", "const uint4* __restrict__", spec.dtype),
-        of.reads("reset", "unsigned char", B, T),
-        of.shares("exchange", "scalar"),
+        tensors.reads("reset", "unsigned char", B, T),
+        tensors.shares("exchange", "scalar"),
         Parameter("counters", "u32*", torch.int32),
-        of.reads("initial", "float", S, B, N, D),
-        of.reads("h", "scalar", B, T, N, D),
-        of.reads("aux", "aux_number", S - 1, B, T, N, D),
-        *([of.reads("bias", "float", G, N, D)] if trace(spec.cell).reduces else []),
+        tensors.reads("initial", "float", S, B, N, D),
+        tensors.reads("h", "scalar", B, T, N, D),
+        tensors.reads("aux", "aux_number", S - 1, B, T, N, D),
+        *([tensors.reads("bias", "float", G, N, D)] if trace(spec.cell).reduces else []),
         *_stream_gates(spec, "const "),
-        of.reads("d_h", "scalar", B, T, N, D),
-        of.reads("d_aux", "float", S - 1, B, T, N, D),
-        of.writes("d_x", "scalar", B, T, GI, N, D),
-        of.writes("d_u", "scalar", B, T, GU, N, D),
-        of.shares("d_bias", "float", B, G, N, D),
-        of.writes("d_state", "float", S, B, N, D),
+        tensors.reads("d_h", "scalar", B, T, N, D),
+        tensors.reads("d_aux", "float", S - 1, B, T, N, D),
+        tensors.writes("d_x", "scalar", B, T, GI, N, D),
+        tensors.writes("d_u", "scalar", B, T, GU, N, D),
+        tensors.shares("d_bias", "float", B, G, N, D),
+        tensors.writes("d_state", "float", S, B, N, D),
         *_numbers("B", "T", "row_b", "row_t"),
     )
 
@@ -255,7 +255,7 @@ def weight_gradient(spec: KernelSpec) -> Parameters:
     GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
     return (
         *_gradient_rows(spec),
-        _Of(spec).writes("partial", "float"),
+        _Tensors(spec).writes("partial", "float"),
         Parameter("d_R", "u32* __restrict__", spec.dtype, (GR, N, D, D)),
         *_numbers("B", "T", "row_t", "block_rows"),
     )
@@ -264,10 +264,10 @@ def weight_gradient(spec: KernelSpec) -> Parameters:
 def short_gradients(spec: KernelSpec) -> Parameters:
     """Return the parameters of kernels/short_gradients.cuh."""
     GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
-    of, width = _Of(spec), len(spec.cell.input_gates) * N * D
+    tensors, width = _Tensors(spec), len(spec.cell.input_gates) * N * D
     return (
         *_gradient_rows(spec),
-        of.shares("input", "const scalar", B, T, "features"),
+        tensors.shares("input", "const scalar", B, T, "features"),
         Parameter("partial", "const float2* __restrict__", torch.float32, ("partials", "pairs", 2)),
         Parameter("d_R", "u32* __restrict__", spec.dtype, (GR, N, D, D)),
         Parameter("d_W", "u32* __restrict__", spec.dtype, (width, "features")),
@@ -281,8 +281,8 @@ def concurrent_gradient(spec: KernelSpec) -> Parameters:
     GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
     return (
         *_gradient_rows(spec),
-        _Of(spec).writes("d_R", "scalar", GR, N, D, D),
-        _Of(spec).writes("sums", "float"),
+        _Tensors(spec).writes("d_R", "scalar", GR, N, D, D),
+        _Tensors(spec).writes("sums", "float"),
         Parameter("progress", "const u32*", torch.int32),
         *_numbers("producers", "B", "T", "row_t"),
     )
@@ -302,13 +302,13 @@ def input_product(dtype: torch.dtype) -> Parameters:
 def _gradient_rows(spec: KernelSpec) -> Parameters:
     """Return the parameters for the rows over which d_R is summed: gradients of the gates, h, and the initial h or
     null."""
-    of, (_, _, GI, _, GU), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
+    tensors, (_, _, GI, _, GU), N, D = _Tensors(spec), _counts(spec), spec.heads, spec.head_dim
     return (
-        of.shares("d_x", "const scalar", B, T, GI, N, D),
-        of.shares("d_u", "const scalar", B, T, GU, N, D),
-        of.shares("h", "const scalar", B, T, N, D),
-        of.shares("initial", "const scalar", B, N, D),
-        of.shares("reset", "const unsigned char", B, T),
+        tensors.shares("d_x", "const scalar", B, T, GI, N, D),
+        tensors.shares("d_u", "const scalar", B, T, GU, N, D),
+        tensors.shares("h", "const scalar", B, T, N, D),
+        tensors.shares("initial", "const scalar", B, N, D),
+        tensors.shares("reset", "const unsigned char", B, T),
     )
 
 
@@ -321,21 +321,21 @@ def sum_of_partials(dtype: torch.dtype) -> Parameters:
     )
 
 
-AT_ONCE = 4  # tensors per launch of resize_rows
+TENSORS_PER_LAUNCH = 4  # of resize_rows
 
 
 def resize_rows(dtype: torch.dtype) -> Parameters:
     """Return the parameters of kernels/resize_rows.cuh."""
     pointers = "const u16* __restrict__", "u16* __restrict__"
     found = []
-    for i in range(AT_ONCE):
-        x, resized, *numbers = of_resized(i)
+    for i in range(TENSORS_PER_LAUNCH):
+        x, resized, *numbers = resized_names(i)
         found += [Parameter(name, kind) for name, kind in zip((x, resized), pointers, strict=True)]
         found += _numbers(*numbers)
     return tuple(found)
 
 
-def of_resized(i: int) -> tuple[str, ...]:
+def resized_names(i: int) -> tuple[str, ...]:
     """Return the names of the parameters for tensor i, in the order of `Resize` in the header."""
     names = "x", "resized", "rows", "from", "to", "of_x", "of_resized", "groups", "at_once", "blocks"
     return tuple(f"{name}_{i}" for name in names)

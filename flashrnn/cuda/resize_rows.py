@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashrnn.cuda import parameters
 from flashrnn.cuda.dtype_kernel import DtypeKernel
-from flashrnn.cuda.parameters import AT_ONCE, Argument
+from flashrnn.cuda.parameters import TENSORS_PER_LAUNCH, Argument
 
 _THREADS = 256  # of a block
 _MOST_THREADS = 2**17  # for groups of rows: about as many as are co-resident on a GPU
@@ -25,13 +25,13 @@ def resize_rows(tensors: Sequence[Tensor], size: int, axes: Sequence[int]) -> li
     truncated to `size` or padded with zeros."""
     resized = [x.new_empty(*x.shape[:-count], *(size,) * count) for x, count in zip(tensors, axes, strict=True)]
     jobs = list(zip(tensors, resized, axes, strict=True))
-    for first in range(0, len(jobs), AT_ONCE):
-        some = [(x, out, count) for x, out, count in jobs[first : first + AT_ONCE] if out.numel()]
+    for first in range(0, len(jobs), TENSORS_PER_LAUNCH):
+        some = [(x, out, count) for x, out, count in jobs[first : first + TENSORS_PER_LAUNCH] if out.numel()]
         arguments = {}
-        for i in range(AT_ONCE):
+        for i in range(TENSORS_PER_LAUNCH):
             arguments |= _arguments(i, *some[i]) if i < len(some) else _no_arguments(i)
         if some:
-            blocks = sum(arguments[f"blocks_{i}"] for i in range(AT_ONCE))
+            blocks = sum(arguments[f"blocks_{i}"] for i in range(TENSORS_PER_LAUNCH))
             KERNEL.launch(blocks * _THREADS, arguments, DTYPE, resized[0].device.index)
     return resized
 
@@ -45,11 +45,11 @@ def _arguments(i: int, x: Tensor, resized: Tensor, axes: int) -> Mapping[str, Ar
     # Except the last group, because words beyond the end of a row are read.
     groups = max(rows // _IN_VECTOR - 1, 0) if wide else 0
     at_once = min(groups, max(_MOST_THREADS // to, 1))
-    singles = rows * to - groups * to * _IN_VECTOR
-    blocks = -(-at_once * to // _THREADS) + -(-singles // (_IN_VECTOR * _THREADS))
+    elements = rows * to - groups * to * _IN_VECTOR
+    blocks = -(-at_once * to // _THREADS) + -(-elements // (_IN_VECTOR * _THREADS))
     values = (x, resized, rows, from_, to, *of_matrix, groups, at_once, blocks)
-    return dict(zip(parameters.of_resized(i), values, strict=True))
+    return dict(zip(parameters.resized_names(i), values, strict=True))
 
 
 def _no_arguments(i: int) -> Mapping[str, Argument]:
-    return dict(zip(parameters.of_resized(i), (None, None, 0, 1, 1, 1, 1, 0, 0, 0), strict=True))
+    return dict(zip(parameters.resized_names(i), (None, None, 0, 1, 1, 1, 1, 0, 0, 0), strict=True))

@@ -52,10 +52,10 @@ def unsupported_sizes(spec: ModelSpec) -> str | None:
     """Return why no kernel serves a model of these sizes; None if one does."""
     kernel = spec.kernel
     if kernel.gpu.capability < (9, 0):
-        return f"{kernel.gpu.name} has no copies that a barrier in shared memory counts (compute capability 9.0)"
+        return f"{kernel.gpu.name} has no bulk copies that complete on an mbarrier (compute capability 9.0)"
     width, numbers = kernel.heads * kernel.head_dim, _VECTOR // kernel.dtype.itemsize
     if kernel.head_dim % numbers:
-        return f"heads of {kernel.head_dim} units are not a multiple of {numbers}"
+        return f"the head size {kernel.head_dim} is not a multiple of {numbers}"
     if reason := unsupported_norms(width, kernel.head_dim):
         return reason
     if width > _MOST_WIDTH:
@@ -66,10 +66,10 @@ def unsupported_sizes(spec: ModelSpec) -> str | None:
         return f"a batch of {kernel.batch} is larger than {largest_batch(kernel)}"
     slices = spec.hidden // width
     if kernel.batch > _FEW and kernel.gpu.multiprocessors < slices:
-        return f"{kernel.gpu.name} has {kernel.gpu.multiprocessors} multiprocessors, of which {slices} are needed"
+        return f"{kernel.gpu.name} has {kernel.gpu.multiprocessors} multiprocessors, but {slices} are needed"
     if head_exchanges(spec) and kernel.gpu.multiprocessors < width // 8:
-        return f"{kernel.gpu.name} has fewer than {width // 8} multiprocessors, each for eight units of a head"
-    return None if tiling(spec) else "its weights and their sums exceed shared memory"
+        return f"{kernel.gpu.name} has fewer than {width // 8} multiprocessors, one for each eight units"
+    return None if tiling(spec) else "its weights and partial sums exceed the shared memory of a multiprocessor"
 
 
 def unsupported_norms(width: int, head_dim: int) -> str | None:

@@ -55,7 +55,7 @@ DEVICE void send(u32 remote, uint2 v, u32 remote_barrier) {
 }
 
 // Orders bulk copies after stores of other blocks to global memory that this thread has acquired.
-DEVICE void copies_after_stores() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+DEVICE void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 // Copies `bytes` bytes, a multiple of 16, from global memory to this block's shared memory; completes on `barrier`.
 DEVICE void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"

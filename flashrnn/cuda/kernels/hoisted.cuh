@@ -32,9 +32,9 @@ struct UnitReductions {
   u32& exchange;
 
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
-    Part total = part_of_warp<SUMS, MOMENTS, MAXIMA>(of);
+    Part total = reduce_warp<SUMS, MOMENTS, MAXIMA>(values);
     float* buffer = parts + (exchange++ & 1) * (WARPS * 4 * EXCHANGED_VECTORS);
     if (threadIdx.x % 32 == 0)
 #pragma unroll
@@ -55,26 +55,26 @@ struct UnitReductions {
 
  private:
   template <int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE static Partial<SUMS, MOMENTS, MAXIMA> part_of_warp(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS]) {
+  DEVICE static Partial<SUMS, MOMENTS, MAXIMA> reduce_warp(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS]) {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     Part part = {};
 #pragma unroll
-    for (int i = 0; i < MOMENTS; i++) part.words[Part::ADDED + i] = __shfl_sync(~0u, of[SUMS + i][0], 0);
+    for (int i = 0; i < MOMENTS; i++) part.words[Part::ADDED + i] = __shfl_sync(~0u, values[SUMS + i][0], 0);
 #pragma unroll
     for (int i = Part::ADDED + MOMENTS; i < Part::WORDS; i++) part.words[i] = -INFINITY;
 #pragma unroll
     for (int q = 0; q < CELLS; q++) {
       if (unit_of(q) >= D) continue;
 #pragma unroll
-      for (int i = 0; i < SUMS; i++) part.words[i] += of[i][q];
+      for (int i = 0; i < SUMS; i++) part.words[i] += values[i][q];
 #pragma unroll
       for (int i = 0; i < MOMENTS; i++) {
-        const float deviation = of[SUMS + i][q] - part.words[Part::ADDED + i];
+        const float deviation = values[SUMS + i][q] - part.words[Part::ADDED + i];
         part.words[SUMS + 2 * i] += deviation;
         part.words[SUMS + 2 * i + 1] = fmaf(deviation, deviation, part.words[SUMS + 2 * i + 1]);
       }
 #pragma unroll
-      for (int i = Part::ADDED + MOMENTS; i < Part::WORDS; i++) part.words[i] = op_max(part.words[i], of[i - Part::ADDED + SUMS][q]);
+      for (int i = Part::ADDED + MOMENTS; i < Part::WORDS; i++) part.words[i] = op_max(part.words[i], values[i - Part::ADDED + SUMS][q]);
     }
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) {
@@ -119,13 +119,13 @@ struct Row {
     const float2 pair = to_floats(units[j].pairs[q / 2]);
     return q % 2 ? pair.y : pair.x;
   }
-  DEVICE void set(int j, const float (&of)[CELLS]) {
+  DEVICE void set(int j, const float (&values)[CELLS]) {
 #pragma unroll
-    for (int p = 0; p < CELLS / 2; p++) round(units[j].pairs[p], of[2 * p], of[2 * p + 1]);
+    for (int p = 0; p < CELLS / 2; p++) round(units[j].pairs[p], values[2 * p], values[2 * p + 1]);
   }
-  DEVICE void set_gate(int j, const float (&of)[CELLS]) {
+  DEVICE void set_gate(int j, const float (&values)[CELLS]) {
 #pragma unroll
-    for (int p = 0; p < CELLS / 2; p++) round_gates(units[j].pairs[p], of[2 * p], of[2 * p + 1]);
+    for (int p = 0; p < CELLS / 2; p++) round_gates(units[j].pairs[p], values[2 * p], values[2 * p + 1]);
   }
 };
 

@@ -23,12 +23,12 @@ DEVICE void store_exchanged(float* to, float v) { asm volatile("st.relaxed.gpu.g
 DEVICE void store_exchanged(float2* to, float2 v) {
   asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(v.x), "f"(v.y) : "memory");
 }
-// Stores 16 bytes that load_whole returns either all old or all new.
-DEVICE void store_whole(uint4* to, uint4 v) {
+// Stores 16 bytes that load_b128 returns either all old or all new.
+DEVICE void store_b128(uint4* to, uint4 v) {
   const u64 low = u64(v.y) << 32 | v.x, high = u64(v.w) << 32 | v.z;
   asm volatile("{.reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.gpu.global.b128 [%0], v;}" ::"l"(to), "l"(low), "l"(high) : "memory");
 }
-DEVICE uint4 load_whole(const uint4* from) {
+DEVICE uint4 load_b128(const uint4* from) {
   u64 low, high;
   asm volatile("{.reg .b128 v; ld.relaxed.gpu.global.b128 v, [%2]; mov.b128 {%0, %1}, v;}" : "=l"(low), "=l"(high) : "l"(from) : "memory");
   return make_uint4(u32(low), u32(low >> 32), u32(high), u32(high >> 32));
@@ -79,4 +79,4 @@ DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents
 // Waits until the kernel that this one depends on has completed.
 DEVICE void wait_for_primary() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 // Invalidates the L1 cache, which may hold data that other blocks have overwritten.
-DEVICE void forget_cached() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+DEVICE void invalidate_l1() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }

@@ -41,15 +41,15 @@ struct Part {
 
 // Writes the thread's vector in each of its groups. A vector may contain the end of one row and the beginning of the
 // next.
-DEVICE void resize_groups(const Resize& of, int thread) {
-  const int from = of.from, to = of.to, at_once = of.at_once, first = thread / to, vector = thread - first * to;
+DEVICE void resize_groups(const Resize& job, int thread) {
+  const int from = job.from, to = job.to, at_once = job.at_once, first = thread / to, vector = thread - first * to;
   if (first >= at_once) return;
   const int row = vector * IN_VECTOR / to, column = vector * IN_VECTOR - row * to, left = to - column;  // left: to the row's end
-  const u16* x = of.x + (i64(first) * IN_VECTOR + row) * from;
+  const u16* x = job.x + (i64(first) * IN_VECTOR + row) * from;
   const Part before(x + column, 0, min(left, from - column)), after(x + from - left, left, left + from);
-  uint4* resized = reinterpret_cast<uint4*>(of.resized) + i64(first) * to + vector;
+  uint4* resized = reinterpret_cast<uint4*>(job.resized) + i64(first) * to + vector;
   const i64 step = i64(at_once) * (IN_VECTOR / 2) * from, result_step = i64(at_once) * to;
-  const int count = (int(of.groups) - first + at_once - 1) / at_once;
+  const int count = (int(job.groups) - first + at_once - 1) / at_once;
   auto write = [&](bool ends) {
 #pragma unroll 4
     for (int i = 0; i < count; i++) {
@@ -64,12 +64,12 @@ DEVICE void resize_groups(const Resize& of, int thread) {
 }
 
 // Writes the eight elements from `first` on.
-DEVICE void resize_singles(const Resize& of, i64 first) {
+DEVICE void resize_elements(const Resize& job, i64 first) {
 #pragma unroll 1
-  for (i64 at = first; at < min(first + IN_VECTOR, of.rows * of.to); at++) {
-    const i64 row = at / of.to, column = at - row * of.to, matrix = row / of.of_resized, of_matrix = row - matrix * of.of_resized;
-    const bool exists = column < of.from && of_matrix < of.of_x;
-    of.resized[at] = exists ? of.x[(matrix * of.of_x + of_matrix) * of.from + column] : 0;
+  for (i64 at = first; at < min(first + IN_VECTOR, job.rows * job.to); at++) {
+    const i64 row = at / job.to, column = at - row * job.to, matrix = row / job.of_resized, of_matrix = row - matrix * job.of_resized;
+    const bool exists = column < job.from && of_matrix < job.of_x;
+    job.resized[at] = exists ? job.x[(matrix * job.of_x + of_matrix) * job.from + column] : 0;
   }
 }
 
@@ -77,14 +77,14 @@ DEVICE void resize_singles(const Resize& of, i64 first) {
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 flashrnn_resize_rows(PARAMETERS) {
   const Resize tensors[] = {PARAMETER_NAMES};
-  Resize of = tensors[0];
+  Resize job = tensors[0];
   int block = blockIdx.x;
-  bool found = block < of.blocks;
+  bool found = block < job.blocks;
 #pragma unroll
   for (int i = 1; i < sizeof(tensors) / sizeof(Resize); i++) {
-    if (!found) block -= of.blocks, of = tensors[i], found = block < of.blocks;
+    if (!found) block -= job.blocks, job = tensors[i], found = block < job.blocks;
   }
-  const int of_groups = of.blocks_of_groups();
-  if (block < of_groups) return resize_groups(of, block * BLOCK_THREADS + threadIdx.x);
-  resize_singles(of, (of.groups * of.to + i64(block - of_groups) * BLOCK_THREADS + threadIdx.x) * IN_VECTOR);
+  const int of_groups = job.blocks_of_groups();
+  if (block < of_groups) return resize_groups(job, block * BLOCK_THREADS + threadIdx.x);
+  resize_elements(job, (job.groups * job.to + i64(block - of_groups) * BLOCK_THREADS + threadIdx.x) * IN_VECTOR);
 }

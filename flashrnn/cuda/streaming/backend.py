@@ -207,6 +207,8 @@ def _launch(kernel: LoadedKernel, spec: KernelSpec, tiling: Tiling, arguments: d
     arguments["parts"] = h.new_empty(groups * size, dtype=torch.float32)
     at_once = kernel.at_once // blocks  # groups
     if not at_once:
-        raise KernelUnavailable(f"{kernel.at_once} of {blocks} blocks run at once: another process may hold the GPU")
+        raise KernelUnavailable(
+            f"only {kernel.at_once} of {blocks} blocks can run at the same time: another process may hold the GPU"
+        )
     for first in range(0, groups, at_once):
         kernel.launch(min(at_once, groups - first) * blocks, {**arguments, "first_item": first * blocks})

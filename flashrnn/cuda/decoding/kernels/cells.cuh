@@ -19,18 +19,18 @@ struct UnitReductions {
   // variance of each moment, then the maxima. NUMBER: of the exchange in the step. All threads of all blocks that have
   // units call this together.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA, int CELLS>
-  DEVICE void reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     static_assert(CELLS == UNITS);
-    Part part = of_unit<Part>(of, 0);
+    Part part = of_unit<Part>(values, 0);
 #pragma unroll
-    for (int i = 1; i < UNITS; i++) part.add(of_unit<Part>(of, i), 1);
+    for (int i = 1; i < UNITS; i++) part.add(of_unit<Part>(values, i), 1);
     float units = UNITS;
     add_lanes(part, units);
     if (publishes && sequence < B) {
       uint4* to = reinterpret_cast<uint4*>(place(NUMBER, contribution));
 #pragma unroll
-      for (int i = 0; i < Part::VECTORS; i++) store_whole(to + i, reinterpret_cast<const uint4*>(part.words)[i]);
+      for (int i = 0; i < Part::VECTORS; i++) store_b128(to + i, reinterpret_cast<const uint4*>(part.words)[i]);
     }
     grid.arrive(UNIT_BLOCKS);
     grid.wait();
@@ -42,18 +42,18 @@ struct UnitReductions {
   }
 
   // Returns the address of a contribution to exchange `number`.
-  DEVICE float* place(int number, int of) const {
+  DEVICE float* place(int number, int index) const {
     const i64 valid = min(i64(sequence), B - 1);
-    return partials + ((number * B + valid) * (WIDTH / 8 * OF_TILE) + of) * (4 * EXCHANGED_VECTORS);
+    return partials + ((number * B + valid) * (WIDTH / 8 * OF_TILE) + index) * (4 * EXCHANGED_VECTORS);
   }
   // Returns the contribution of the lane's unit q alone.
   template <class Part, int NUMBERS, int CELLS>
-  DEVICE static Part of_unit(const float (&of)[NUMBERS][CELLS], int q) {
+  DEVICE static Part of_unit(const float (&values)[NUMBERS][CELLS], int q) {
     Part part = {};
 #pragma unroll
-    for (int i = 0; i < Part::SUMS; i++) part.words[i] = of[i][q];
+    for (int i = 0; i < Part::SUMS; i++) part.words[i] = values[i][q];
 #pragma unroll
-    for (int i = 0; i < Part::MOMENTS + Part::MAXIMA; i++) part.words[Part::ADDED + i] = of[Part::SUMS + i][q];
+    for (int i = 0; i < Part::MOMENTS + Part::MAXIMA; i++) part.words[Part::ADDED + i] = values[Part::SUMS + i][q];
     return part;
   }
   // Adds up the contributions of LANES lanes, each of `units` units.
@@ -80,7 +80,7 @@ struct UnitReductions {
     for (int i = lane; i < OF_HEAD; i += LANES) {
       const uint4* from = reinterpret_cast<const uint4*>(place(number, first + i));
 #pragma unroll
-      for (int k = 0; k < Part::VECTORS; k++) reinterpret_cast<uint4*>(other.words)[k] = load_whole(from + k);
+      for (int k = 0; k < Part::VECTORS; k++) reinterpret_cast<uint4*>(other.words)[k] = load_b128(from + k);
       if (i == lane) total = other;
       else total.add(other, UNITS * LANES);
       units += UNITS * LANES;

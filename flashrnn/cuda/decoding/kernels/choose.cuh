@@ -13,17 +13,17 @@ constexpr int THREADS = 32 * WARPS;
 constexpr int LOWEST_BIT = sizeof(scalar) == 4 ? 0 : MANTISSA_BITS == 7 ? 16 : 12;  // even; lower bits of `ordered` tell nothing
 
 struct alignas(16) Shared {
-  float4 of_warp[WARPS], of_block[2];
+  float4 warp_results[WARPS], block_results[2];
 };
 static_assert(sizeof(Shared) == SHARED_BYTES_EXPECTED, "choose.py counts shared memory differently");
 
 // Reductions of up to three values over all threads of the cluster. All of them call each function together.
 struct Cluster {
   Shared& shared;
-  int turn = 0;  // the buffer to use: one block may be one reduction ahead of another
+  int buffer = 0;  // the buffer to use: one block may be one reduction ahead of another
 
   template <int LANES, class F>
-  DEVICE static float4 of_lanes(float4 v, F f) {
+  DEVICE static float4 reduce_lanes(float4 v, F f) {
 #pragma unroll
     for (int other = 1; other < LANES; other *= 2)
       v = f(v, make_float4(__shfl_xor_sync(0xffffffffu, v.x, other), __shfl_xor_sync(0xffffffffu, v.y, other),
@@ -33,16 +33,16 @@ struct Cluster {
   template <class F>
   DEVICE float4 reduce(float4 v, F f) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    v = of_lanes<32>(v, f);
-    if (lane == 0) shared.of_warp[warp] = v;
+    v = reduce_lanes<32>(v, f);
+    if (lane == 0) shared.warp_results[warp] = v;
     __syncthreads();
     if (warp == 0) {
-      v = of_lanes<WARPS>(shared.of_warp[lane % WARPS], f);
-      if (lane == 0) shared.of_block[turn] = v;
+      v = reduce_lanes<WARPS>(shared.warp_results[lane % WARPS], f);
+      if (lane == 0) shared.block_results[buffer] = v;
     }
     cluster_sync();
-    v = of_lanes<RANKS>(load_remote(remote_address(shared_address(&shared.of_block[turn]), lane % RANKS)), f);
-    turn ^= 1;
+    v = reduce_lanes<RANKS>(load_remote(remote_address(shared_address(&shared.block_results[buffer]), lane % RANKS)), f);
+    buffer ^= 1;
     return v;
   }
   DEVICE float4 sum(float x, float y = 0, float z = 0) {
@@ -61,7 +61,7 @@ struct Cluster {
 // Returns the largest `ordered` number such that the classes with at least this logit have at least the given weight in
 // total. of(i) is the weight of the thread's class i.
 template <class F>
-DEVICE u32 weighty(Cluster& cluster, const u32 (&logit)[ELEMENTS], float weight, int lowest_bit, F of) {
+DEVICE u32 weight_threshold(Cluster& cluster, const u32 (&logit)[ELEMENTS], float weight, int lowest_bit, F weight_of) {
   u32 found = 0;
 #pragma unroll 1
   for (int bit = 30; bit >= lowest_bit; bit -= 2) {
@@ -70,7 +70,7 @@ DEVICE u32 weighty(Cluster& cluster, const u32 (&logit)[ELEMENTS], float weight,
     for (int i = 0; i < ELEMENTS; i++)
 #pragma unroll
       for (u32 digit = 1; digit < 4; digit++)
-        if (logit[i] >= (found | digit << bit)) sums[digit - 1] += of(i);
+        if (logit[i] >= (found | digit << bit)) sums[digit - 1] += weight_of(i);
     const float4 all = cluster.sum(sums[0], sums[1], sums[2]);
     found |= u32((all.x >= weight) + (all.y >= weight) + (all.z >= weight)) << bit;
   }
@@ -79,11 +79,11 @@ DEVICE u32 weighty(Cluster& cluster, const u32 (&logit)[ELEMENTS], float weight,
 
 // Returns the smallest logit that top-k and top-p allow, as an `ordered` number. `largest` is the largest logit,
 // divided by the temperature.
-DEVICE u32 smallest_drawn(Cluster& cluster, const u32 (&logit)[ELEMENTS], const Params& params, float largest, float temperature,
+DEVICE u32 smallest_allowed(Cluster& cluster, const u32 (&logit)[ELEMENTS], const Params& params, float largest, float temperature,
                           float top_p) {
   const int lowest_bit = params.seen ? 0 : LOWEST_BIT;
   u32 smallest = 1;
-  if (params.top_k) smallest = weighty(cluster, logit, float(params.top_k), lowest_bit, [](int) { return 1.0f; });
+  if (params.top_k) smallest = weight_threshold(cluster, logit, float(params.top_k), lowest_bit, [](int) { return 1.0f; });
   if (top_p < 1) {
     float weight[ELEMENTS], sum = 0;
 #pragma unroll
@@ -92,7 +92,7 @@ DEVICE u32 smallest_drawn(Cluster& cluster, const u32 (&logit)[ELEMENTS], const 
       sum += weight[i];
     }
     const float share = fmaxf(top_p * cluster.sum(sum).x, 1e-30f);  // the most likely class has weight 1
-    smallest = max(smallest, weighty(cluster, logit, share, lowest_bit, [&](int i) { return weight[i]; }));
+    smallest = max(smallest, weight_threshold(cluster, logit, share, lowest_bit, [&](int i) { return weight[i]; }));
   }
   return smallest;
 }
@@ -133,7 +133,7 @@ flashrnn_choose(PARAMETERS) {
   u32 smallest = 1;
   if (params.keys) {
     largest = cluster.max(largest) / temperature;
-    smallest = smallest_drawn(cluster, logit, params, largest, temperature, top_p);
+    smallest = smallest_allowed(cluster, logit, params, largest, temperature, top_p);
   }
 
   u64 best = 0;

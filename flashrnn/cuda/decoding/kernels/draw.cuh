@@ -6,13 +6,13 @@
 constexpr u32 NEXT_KEY = 0x9E3779B9u;
 
 // The shift is arithmetic, as that of PyTorch's int32.
-DEVICE u32 mixed(u32 x, int shift) { return x ^ u32(int(x) >> shift); }
+DEVICE u32 mix(u32 x, int shift) { return x ^ u32(int(x) >> shift); }
 
 // Returns the score of a class in the race; the largest wins. It is the logit minus the logarithm of an exponentially
 // distributed number.
 DEVICE float score_of_draw(float logit, u32 key, u32 index) {
   const u32 constant = (index + 1) * 0x2C1B3C6Du & 0x7FFFFFFFu;
-  const u32 x = mixed(mixed(mixed(key ^ constant, 16) * 0x7FEB352Du, 15) * 0x846CA68Bu, 16) & 0x7FFFFFFFu;
+  const u32 x = mix(mix(mix(key ^ constant, 16) * 0x7FEB352Du, 15) * 0x846CA68Bu, 16) & 0x7FFFFFFFu;
   const float uniform = (float(x) + 0.5f) * 4.656612873077393e-10f;
   return logit - logf(-log1pf(-uniform));
 }

@@ -15,7 +15,7 @@ struct CountingBarrier {
   // Releases what the block has written, as one of `blocks` blocks whose results the next wait() is for. Each of these
   // blocks has waited for the previous arrivals. All threads that multiply call this.
   DEVICE void arrive(int blocks = GRID) {
-    sync();
+    sync_consumers();
     if (threadIdx.x == THREAD) signal(counter);
     pass(blocks);
   }
@@ -24,23 +24,23 @@ struct CountingBarrier {
   // Waits for what these blocks wrote before they arrived last. All threads that multiply call this.
   DEVICE void wait() const {
     if (threadIdx.x == THREAD) wait_alone();
-    sync();
+    sync_consumers();
   }
   // Waits in one thread.
   DEVICE void wait_alone() const { await(counter, expected); }
   // Like arrive(), for marked results (see below): does not release them, because that takes as long as two loads.
   // After the wait, they are likely to have arrived.
   DEVICE void arrive_marked(int blocks = GRID) {
-    sync();
+    sync_consumers();
     if (threadIdx.x == THREAD) count_up(counter);
     pass(blocks);
   }
   // Returns whether this is the last block of the grid to call this, which releases what each block wrote. All threads
   // that multiply call it; `before` is in shared memory.
   DEVICE static bool is_last(u32* counter, u32& before) {
-    sync();
+    sync_consumers();
     if (threadIdx.x == 0) before = signal_and_count(counter);
-    sync();
+    sync_consumers();
     return before == GRID - 1;
   }
 };
@@ -67,7 +67,7 @@ DEVICE void store_together(S* to, S number, bool valid, u32 mark) {
   else word = pack(float(number), __shfl_down_sync(0xffffffffu, float(number), 1));
   auto next = [&](int k) { return __shfl_down_sync(0xffffffffu, word, k * OF_WORD); };
   const uint4 v = make_uint4(with_mark(word, mark), next(1), next(2), next(3));
-  if (valid && threadIdx.x % LANES == 0) store_whole(reinterpret_cast<uint4*>(to), v);
+  if (valid && threadIdx.x % LANES == 0) store_b128(reinterpret_cast<uint4*>(to), v);
 }
 
 // Loads 16 bytes from each address place(k) until they have this mark, with EACH until each of their words has it. All
@@ -77,7 +77,7 @@ DEVICE void load_marked(uint4 (&v)[K], u32 mark, F place) {
   u32 wrong;
   do {
 #pragma unroll
-    for (int k = 0; k < K; k++) v[k] = load_whole(reinterpret_cast<const uint4*>(place(k)));
+    for (int k = 0; k < K; k++) v[k] = load_b128(reinterpret_cast<const uint4*>(place(k)));
     wrong = 0;
 #pragma unroll
     for (int k = 0; k < K; k++) wrong |= EACH ? v[k].x ^ mark | v[k].y ^ mark | v[k].z ^ mark | v[k].w ^ mark : v[k].x ^ mark;

@@ -17,16 +17,16 @@ DEVICE void begin(Products& shared, const i64* table) {
 using Part = RowOf<false>;
 // Combines the means and sums of squares of these parts, for RowOf::normalize. All warps call it for each norm.
 struct Join {
-  float2 (&of)[WARPS];
+  float2 (&moments)[WARPS];
   template <int K>
   DEVICE void over(float& mean, float& squares) const {
     const int warp = threadIdx.x / 32, begin = warp / K * K, first = begin + K <= WARPS ? begin : 0;
-    if (threadIdx.x % 32 == 0) of[warp] = make_float2(mean, squares);
-    sync();
+    if (threadIdx.x % 32 == 0) moments[warp] = make_float2(mean, squares);
+    sync_consumers();
     float2 parts[K];
     mean = squares = 0;
 #pragma unroll
-    for (int k = 0; k < K; k++) parts[k] = of[first + k], mean += parts[k].x * (1.0f / K);
+    for (int k = 0; k < K; k++) parts[k] = moments[first + k], mean += parts[k].x * (1.0f / K);
 #pragma unroll
     for (int k = 0; k < K; k++) squares += parts[k].y + 128 * (parts[k].x - mean) * (parts[k].x - mean);
   }
@@ -57,7 +57,7 @@ DEVICE void load_marked(RowOf<WHOLE>& row, const float* from, u32 mark) {
 
 // Divides the registers between the warps that multiply and the warpgroup that copies, which needs few. Returns whether
 // this thread is in the latter.
-DEVICE bool is_copying() {
+DEVICE bool is_producer() {
   if (threadIdx.x < THREADS) return take_registers<240>(), false;
   return give_registers<24>(), true;
 }
@@ -77,22 +77,22 @@ DEVICE float gelu(float x) { return 0.5f * x * (1.0f + op_erf(x * 0.70710678f));
 DEVICE void add_recurrent(Weights& weights, const float* h, int unit0, i64 B, Sums (&c)[STORED]) {
   Operand h_before;
   load_operand(h_before, D / VECTOR, B, [&](int sequence, int at) { return rounded(h + sequence * WIDTH + unit0 / D * D + at); });
-  auto of_recurrent = [&](auto k) -> Sums& { constexpr int product = product_of(RECURRENT_OF, k); return c[product]; };
-  weights.multiply<GR, uint4, RECURRENT_STRIDE>(of_recurrent, [&](int, int i) -> const Vectors& { return h_before[i]; }, D / VECTOR);
+  auto gate_sums = [&](auto k) -> Sums& { constexpr int product = product_of(RECURRENT_OF, k); return c[product]; };
+  weights.multiply<GR, uint4, RECURRENT_STRIDE>(gate_sums, [&](int, int i) -> const Vectors& { return h_before[i]; }, D / VECTOR);
 }
 
 // Adds the products of the input, whose vectors are operand(k, i), to the sums. The chunks are in the order of the
 // input gates.
 template <class O>
 DEVICE void add_input(Weights& weights, const Scales<GI>& scales, O operand, Sums (&c)[STORED]) {
-  auto of_input = [&](auto k) -> Sums& { constexpr int product = product_of(INPUT_OF, k); return c[product]; };
-  if constexpr (!INT8) return weights.multiply<GI>(of_input, operand, VECTORS);
+  auto gate_sums = [&](auto k) -> Sums& { constexpr int product = product_of(INPUT_OF, k); return c[product]; };
+  if constexpr (!INT8) return weights.multiply<GI>(gate_sums, operand, VECTORS);
   Sums sums[GI] = {};
   weights.multiply<GI>([&](auto k) -> Sums& { return sums[k]; }, operand, VECTORS);
   each<GI>([&](auto k) {
     scales.apply(sums[k], k);
 #pragma unroll
-    for (int i = 0; i < 4; i++) of_input(k)[0][0][i] += sums[k][0][0][i];
+    for (int i = 0; i < 4; i++) gate_sums(k)[0][0][i] += sums[k][0][0][i];
   });
 }
 
@@ -147,7 +147,7 @@ struct Choice {
       if (keys) keys[sequence] += NEXT_KEY;
       best[sequence] = 0;
     }
-    sync();
+    sync_consumers();
     if (threadIdx.x == 0 && history) ++*cursor;
     if (threadIdx.x == 0) counters[0] = counters[1] = 0, counters[2] += BLOCKS;
   }

@@ -22,17 +22,17 @@ DEVICE void load_operand(Operand& operand, int vectors, i64 B, F f) {
   for (int i = 0; i < WARP_VECTORS; i++)
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const int sequence = seq_tile() * 16 + half * 8 + threadIdx.x % 32 / 4, vector = i * PARTS + part();
+      const int sequence = seq_tile() * 16 + half * 8 + threadIdx.x % 32 / 4, vector = i * K_SLICES + k_slice();
       const bool valid = (half == 0 || MANY) && sequence < B && vector < vectors;
-      operand[i].of[0][half] = valid ? f(sequence, vector * VECTOR + threadIdx.x % 4 * LANE) : make_uint4(0, 0, 0, 0);
+      operand[i].values[0][half] = valid ? f(sequence, vector * VECTOR + threadIdx.x % 4 * LANE) : make_uint4(0, 0, 0, 0);
     }
 }
 
 // Loads as many floats as there are scalars in 16 bytes, and rounds them.
 DEVICE uint4 rounded(const float* from) {
-  const uint4 low = load_whole(reinterpret_cast<const uint4*>(from));
+  const uint4 low = load_b128(reinterpret_cast<const uint4*>(from));
   if constexpr (BYTES == 4) return low;
-  const uint4 high = load_whole(reinterpret_cast<const uint4*>(from + 4));
+  const uint4 high = load_b128(reinterpret_cast<const uint4*>(from + 4));
   auto two = [](u32 a, u32 b) { return pack(__uint_as_float(a), __uint_as_float(b)); };
   return make_uint4(two(low.x, low.y), two(low.z, low.w), two(high.x, high.y), two(high.z, high.w));
 }
@@ -41,19 +41,19 @@ DEVICE uint4 rounded(const float* from) {
 // holds those of the two rows of a tile for which it has sums. Otherwise empty.
 template <int K>
 struct Scales {
-  float of[INT8 ? K : 1][2];
+  float values[INT8 ? K : 1][2];
   DEVICE Scales(const float* scales, int first, int step, int rows) {
     if constexpr (INT8)
 #pragma unroll
       for (int k = 0; k < K; k++)
 #pragma unroll
-        for (int i = 0; i < 2; i++) of[k][i] = scales[min(first + k * step + int(threadIdx.x % 4) * 2 + i, rows - 1)];
+        for (int i = 0; i < 2; i++) values[k][i] = scales[min(first + k * step + int(threadIdx.x % 4) * 2 + i, rows - 1)];
   }
   // Multiplies the sums of tile k by their scales.
   DEVICE void apply(Sums& c, int k) const {
     if constexpr (INT8)
 #pragma unroll
-      for (int i = 0; i < 4; i++) c[0][0][i] *= of[k][i % 2];
+      for (int i = 0; i < 4; i++) c[0][0][i] *= values[k][i % 2];
   }
 };
 

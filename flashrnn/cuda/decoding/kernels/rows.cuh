@@ -23,14 +23,14 @@ DEVICE void store_four(S* to, const float (&v)[4]) {
 }
 
 // The default `join` of RowOf::normalize, for rows that a warp holds completely.
-struct Alone {};
+struct NoJoin {};
 
 // WHOLE: a warp holds the whole row. Otherwise, each warp holds 128 numbers of it, and warps beyond its end hold none.
 template <bool WHOLE>
 struct RowOf {
   static constexpr bool WHOLE_ROW = WHOLE;
   static constexpr int LOADS = WHOLE ? ROW_LOADS : 1;
-  float of[LOADS][4] = {};
+  float values[LOADS][4] = {};
 
   // Returns the index in the row of the first of the lane's numbers of[i].
   DEVICE static int place(int i) { return ((WHOLE ? i : threadIdx.x / 32) * 32 + threadIdx.x % 32) * 4; }
@@ -39,7 +39,7 @@ struct RowOf {
   DEVICE void for_each(F f) {
 #pragma unroll
     for (int i = 0; i < LOADS; i++)
-      if (WHOLE && WIDTH % 128 == 0 || place(i) < WIDTH) f(of[i], place(i));
+      if (WHOLE && WIDTH % 128 == 0 || place(i) < WIDTH) f(values[i], place(i));
   }
   template <class S>
   DEVICE void load(const S* from) {
@@ -52,7 +52,7 @@ struct RowOf {
   // Normalises each SIZE consecutive numbers: subtracts their mean and divides by their standard deviation. If K warps
   // hold parts of these numbers, all warps call join.over<K>(mean, squares), which combines the means and sums of
   // squares of the parts.
-  template <int SIZE, class Join = Alone>
+  template <int SIZE, class Join = NoJoin>
   DEVICE void normalize(Join join = {}) {
     constexpr int LANES = SIZE % 128 == 0 ? 32 : SIZE / 4, OF_LANE = WHOLE && SIZE % 128 == 0 ? SIZE / 128 : 1;
     static_assert((LANES & (LANES - 1)) == 0 && LANES <= 32);
@@ -61,7 +61,7 @@ struct RowOf {
       float sum = 0, squares = 0, count = 4 * OF_LANE;
       auto each_four = [&](auto f) {
 #pragma unroll
-        for (int i = 0; i < OF_LANE; i++) f(of[first + i]);
+        for (int i = 0; i < OF_LANE; i++) f(values[first + i]);
       };
       each_four([&](float (&v)[4]) { sum += (v[0] + v[1]) + (v[2] + v[3]); });
       float mean = sum / count;
@@ -87,19 +87,19 @@ struct RowOf {
 #pragma unroll
     for (int i = 0; i < LOADS; i++)
 #pragma unroll
-      for (int k = 0; k < 4; k++) of[i][k] *= other.of[i][k];
+      for (int k = 0; k < 4; k++) values[i][k] *= other.values[i][k];
   }
   DEVICE void round() {
 #pragma unroll
     for (int i = 0; i < LOADS; i++)
 #pragma unroll
-      for (int k = 0; k < 4; k++) of[i][k] = float(scalar(of[i][k]));
+      for (int k = 0; k < 4; k++) values[i][k] = float(scalar(values[i][k]));
   }
   DEVICE void add(RowOf& other) {
 #pragma unroll
     for (int i = 0; i < LOADS; i++)
 #pragma unroll
-      for (int k = 0; k < 4; k++) of[i][k] += other.of[i][k];
+      for (int k = 0; k < 4; k++) values[i][k] += other.values[i][k];
   }
 };
 using Row = RowOf<true>;

@@ -43,12 +43,12 @@ template <int ROWS, class F>
 DEVICE void multiply_rows(Shared& shared, Weights& weights, const Operand& operand, const float* scales, i64 B, F f) {
   for_tiles<(ROWS + 7) / 8, GRID>(blockIdx.x, [&](auto tiles, int first) {
     Sums c[tiles] = {};
-    const Scales<tiles> of_rows(scales, first * 8, GRID * 8, ROWS);
+    const Scales<tiles> row_scales(scales, first * 8, GRID * 8, ROWS);
     weights.multiply<tiles>([&](auto k) -> Sums& { return c[k]; }, [&](int, int i) -> const Vectors& { return operand[i]; }, VECTORS);
-    if (first >= TILES * GRID) sync();  // all threads have read the previous sums
+    if (first >= TILES * GRID) sync_consumers();  // all threads have read the previous sums
 #pragma unroll
-    for (int k = 0; k < tiles; k++) of_rows.apply(c[k], k), store_sums(shared, k, c[k]);
-    sync();
+    for (int k = 0; k < tiles; k++) row_scales.apply(c[k], k), store_sums(shared, k, c[k]);
+    sync_consumers();
     if (warp_sequence() >= B) return;
     for (int i = threadIdx.x % 32; i < (tiles * 8 + 31) / 32 * 32; i += 32)
       f(i < tiles * 8 ? (first + i / 8 * GRID) * 8 + i % 8 : ROWS, sum_of_warps(shared, i / 8, i % 8));
@@ -83,7 +83,7 @@ struct Step {
   }
   // Sets the operand to the rows that the warps have stored in shared memory; synchronises first.
   DEVICE void load_normalized(Operand& operand) const {
-    sync();
+    sync_consumers();
     load_operand(operand, VECTORS, params.B, [&](int sequence, int at) {
       return *reinterpret_cast<const uint4*>(&shared.operand[sequence * OPERAND_STRIDE + at]);
     });
@@ -111,7 +111,7 @@ struct Step {
     Operand operand;
 #pragma unroll 1
     for (int i = 0; i < unit_tiles; i++) {
-      if (i > 0) sync();
+      if (i > 0) sync_consumers();
       compute_h_of(i, block, operand);
     }
     grid.arrive_marked(UNIT_BLOCKS);
@@ -135,7 +135,7 @@ struct Step {
     add_input(weights, scales, [&](int, int i) -> const Vectors& { return operand[i]; }, c);
 #pragma unroll
     for (int j = 0; j < STORED; j++) store_sums(shared, j, c[j]);
-    sync();
+    sync_consumers();
     if (!REDUCES && sequence >= params.B) return;
     // Lane 8 j + r sums product j of unit r; then, all lanes of a unit compute its cell.
     float sums[TILES / 4], g[GATES][1], fresh[STATES][1];
@@ -200,10 +200,10 @@ struct Step {
       for (int k = 1; k < SLICES_AT_ONCE; k++)
 #pragma unroll
         for (int r = 0; r < 4; r++) c[0][0][0][r] += c[k][0][0][r];
-      sync();  // all threads have read the previous sums
+      sync_consumers();  // all threads have read the previous sums
       scales.apply(c[0], 0);
       store_sums(shared, 0, c[0]);
-      sync();
+      sync_consumers();
       const int lane = threadIdx.x % 32, sequence = warp_sequence();
       if (lane >= 8 || sequence >= params.B) continue;
       const float sum = shared.residual[sequence][place * 8 + lane] + sum_of_warps(shared, 0, lane);
@@ -214,7 +214,7 @@ struct Step {
   // Loads slices of the hidden layer, from `first` on. Lanes that hold no numbers load those of others.
   DEVICE void load_slices(Operand (&slices)[SLICES_AT_ONCE], int first, u32 mark) const {
     const int sequence = threadIdx.x % 32 / 4;
-    auto vector = [](int k) { return k % WARP_VECTORS * PARTS + part(); };
+    auto vector = [](int k) { return k % WARP_VECTORS * K_SLICES + k_slice(); };
     uint4 words[SLICES_AT_ONCE * WARP_VECTORS];
     load_marked<false>(words, mark, [&](int k) {
       const int at = min(first + k / WARP_VECTORS, SLICES - 1) * WIDTH + min(vector(k), VECTORS - 1) * VECTOR;
@@ -222,8 +222,8 @@ struct Step {
     });
 #pragma unroll
     for (int k = 0; k < SLICES_AT_ONCE * WARP_VECTORS; k++) {
-      auto& of = slices[k / WARP_VECTORS][k % WARP_VECTORS].of[0];
-      of[0] = sequence < params.B && vector(k) < VECTORS ? words[k] : make_uint4(0, 0, 0, 0), of[1] = make_uint4(0, 0, 0, 0);
+      auto& values = slices[k / WARP_VECTORS][k % WARP_VECTORS].values[0];
+      values[0] = sequence < params.B && vector(k) < VECTORS ? words[k] : make_uint4(0, 0, 0, 0), values[1] = make_uint4(0, 0, 0, 0);
     }
   }
 };
@@ -238,8 +238,8 @@ flashrnn_step(PARAMETERS) {
   const Params params{PARAMETER_NAMES};
   begin(shared, params.table);
   const Model model{params.base, shared.table};
-  if (is_copying()) {
-    if (threadIdx.x < THREADS + 8) Copies(model, params.head, shared.chunks, shared.slots).run();
+  if (is_producer()) {
+    if (threadIdx.x < THREADS + 8) WeightProducer(model, params.head, shared.chunks, shared.slots).run();
     return;
   }
   Weights weights(shared.chunks, shared.slots);

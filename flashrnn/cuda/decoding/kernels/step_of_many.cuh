@@ -10,12 +10,12 @@
 
 constexpr int HIDDEN_BLOCKS = HIDDEN_TILES < GRID ? HIDDEN_TILES : GRID;
 constexpr int OUTPUT_BLOCKS = (UNIT_TILES < OUTPUT_STEP ? UNIT_TILES : OUTPUT_STEP) * SLICES;
-constexpr int VALUES = 4 / PARTS;  // results that a lane has of a tile of rows by a tile of sequences
-static_assert(ROW_BLOCKS * STREAM_ROWS >= SEQS && PARTS * VALUES == 4 && OUTPUT_STEP > 0);
+constexpr int VALUES = 4 / K_SLICES;  // results that a lane has of a tile of rows by a tile of sequences
+static_assert(ROW_BLOCKS * STREAM_ROWS >= SEQS && K_SLICES * VALUES == 4 && OUTPUT_STEP > 0);
 
 struct Shared : Products {
   scalar operand[SEQS][OPERAND_STRIDE];  // in the same layout as in memory
-  float sums[SEQ_TILES][PARTS][TILES][4][32];
+  float sums[SEQ_TILES][K_SLICES][TILES][4][32];
   float stream[STREAM_ROWS][WIDTH];  // the residual streams of this block's sequences
   float2 moments[2][2][WARPS];       // see Join
   u64 arrived[SEQ_TILES];            // an mbarrier for each tile of sequences of the operand
@@ -24,22 +24,22 @@ static_assert(sizeof(Shared) == SHARED_BYTES_EXPECTED, "decoding/tiling.py count
 
 // The results of products that a lane has: value v of a tile of rows is that of row column(v) of the tile, for
 // `sequence()`.
-DEVICE int value_of(int v) { return part() * VALUES + v; }
+DEVICE int value_of(int v) { return k_slice() * VALUES + v; }
 DEVICE int sequence() { return seq_tile() * 16 + value_of(0) / 2 * 8 + threadIdx.x % 32 / 4; }
 DEVICE int column(int v) { return threadIdx.x % 4 * 2 + value_of(v) % 2; }
 
 // Adds up the partial sums of the warps that share a tile of sequences, for K tiles of rows. Each warp gets some of the
 // results. All of these warps call this.
 template <int K>
-DEVICE void add_parts(Shared& shared, const Sums (&c)[K], float (&results)[K][VALUES]) {
+DEVICE void reduce_slices(Shared& shared, const Sums (&c)[K], float (&results)[K][VALUES]) {
   const int lane = threadIdx.x % 32;
-  auto& of_tile = shared.sums[seq_tile()];
-  auto barrier = [] { named_barrier<32 * PARTS>(2 + seq_tile()); };
+  auto& tile_sums = shared.sums[seq_tile()];
+  auto barrier = [] { named_barrier<32 * K_SLICES>(2 + seq_tile()); };
   barrier();  // all have read the previous sums
 #pragma unroll
   for (int k = 0; k < K; k++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) of_tile[part()][k][i][lane] = c[k][0][0][i];
+    for (int i = 0; i < 4; i++) tile_sums[k_slice()][k][i][lane] = c[k][0][0][i];
   barrier();
 #pragma unroll
   for (int k = 0; k < K; k++)
@@ -47,7 +47,7 @@ DEVICE void add_parts(Shared& shared, const Sums (&c)[K], float (&results)[K][VA
     for (int v = 0; v < VALUES; v++) {
       results[k][v] = 0;
 #pragma unroll
-      for (int other = 0; other < PARTS; other++) results[k][v] += of_tile[other][k][value_of(v)][lane];
+      for (int other = 0; other < K_SLICES; other++) results[k][v] += tile_sums[other][k][value_of(v)][lane];
     }
 }
 
@@ -56,9 +56,9 @@ struct VectorsOf {
   Shared& shared;
   DEVICE Vectors operator()(int, int i) const {
     Vectors vectors;
-    const int row = seq_tile() * 16 + threadIdx.x % 32 / 4, at = (i * PARTS + part()) * VECTOR + threadIdx.x % 4 * LANE;
+    const int row = seq_tile() * 16 + threadIdx.x % 32 / 4, at = (i * K_SLICES + k_slice()) * VECTOR + threadIdx.x % 4 * LANE;
 #pragma unroll
-    for (int half = 0; half < 2; half++) vectors.of[0][half] = *reinterpret_cast<const uint4*>(&shared.operand[row + half * 8][at]);
+    for (int half = 0; half < 2; half++) vectors.values[0][half] = *reinterpret_cast<const uint4*>(&shared.operand[row + half * 8][at]);
     return vectors;
   }
 };
@@ -70,12 +70,12 @@ template <int ROWS, int STEP, class F>
 DEVICE void multiply_rows(Shared& shared, Weights& weights, int begin, const float* scales, F f) {
   for_tiles<(ROWS + 7) / 8, STEP>(begin, [&](auto tiles, int first) {
     Sums c[tiles] = {};
-    const Scales<tiles> of_rows(scales, first * 8, STEP * 8, ROWS);
+    const Scales<tiles> row_scales(scales, first * 8, STEP * 8, ROWS);
     weights.multiply<tiles>([&](auto k) -> Sums& { return c[k]; }, VectorsOf{shared}, VECTORS);
 #pragma unroll
-    for (int k = 0; k < tiles; k++) of_rows.apply(c[k], k);
+    for (int k = 0; k < tiles; k++) row_scales.apply(c[k], k);
     float sums[tiles][VALUES];
-    add_parts(shared, c, sums);
+    reduce_slices(shared, c, sums);
 #pragma unroll
     for (int k = 0; k < tiles; k++) f((first + k * STEP) * 8 + column(0), sums[k]);
   });
@@ -132,7 +132,7 @@ struct Step {
   DEVICE void load(const scalar* rows) {
     if (threadIdx.x == CountingBarrier::THREAD) {
       grid.wait_alone();
-      copies_after_stores();
+      fence_async_global();
 #pragma unroll
       for (int m = 0; m < SEQ_TILES; m++) {
         const u32 barrier = shared_address(shared.arrived + m), count = min(max(int(params.B) - m * 16, 0), 16);
@@ -172,14 +172,14 @@ struct Step {
     if (tile == first_unit_tile()) load(params.normalized);
     add_input(weights, scales, VectorsOf{shared}, c);
     float sums[STORED][VALUES];
-    add_parts(shared, c, sums);
+    reduce_slices(shared, c, sums);
 #pragma unroll
     for (int j = 0; j < GATES; j++)
 #pragma unroll
       for (int v = 0; v < VALUES; v++)
         if (STORED_OF[j] >= 0) g[j][v] += sums[max(STORED_OF[j], 0)][v];
     using Units = UnitReductions<VALUES, 4>;
-    const int contribution = tile * Units::OF_TILE + part() % Units::OF_TILE;
+    const int contribution = tile * Units::OF_TILE + k_slice() % Units::OF_TILE;
     compute_cells(g, old, fresh, Units{grid, params.partials, params.B, threadIdx.x % 4 == 0, contribution, row});
     if (row >= params.B) return;
 #pragma unroll
@@ -205,7 +205,7 @@ struct Step {
     });
   }
 
-  DEVICE scalar* slice(int block, int of) const { return params.hidden + (block % 2 * SLICES + of) * params.B * OPERAND_STRIDE; }
+  DEVICE scalar* slice(int block, int index) const { return params.hidden + (block % 2 * SLICES + index) * params.B * OPERAND_STRIDE; }
   // Third phase: the hidden layer of the MLP.
   DEVICE void compute_hidden(int block) {
     if (blockIdx.x >= HIDDEN_BLOCKS) return grid.pass(HIDDEN_BLOCKS);
@@ -254,8 +254,8 @@ flashrnn_step_of_many(PARAMETERS) {
   const Params params{PARAMETER_NAMES};
   begin(shared, params.table);
   const Model model{params.base, shared.table};
-  if (is_copying()) {
-    if (threadIdx.x < THREADS + 8) Copies(model, params.head, shared.chunks, shared.slots).run();
+  if (is_producer()) {
+    if (threadIdx.x < THREADS + 8) WeightProducer(model, params.head, shared.chunks, shared.slots).run();
     return;
   }
   Weights weights(shared.chunks, shared.slots);

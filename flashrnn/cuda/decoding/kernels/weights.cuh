@@ -13,11 +13,11 @@ constexpr int THREADS = 32 * WARPS;  // threads that multiply; one more warpgrou
 constexpr int ALL_THREADS = THREADS + 128;
 constexpr int LANE = 16 / BYTES;  // numbers that a lane loads at once
 constexpr int VECTORS = WIDTH / VECTOR;
-// A warp multiplies vectors part(), part() + PARTS, ... of each row: for few sequences by all of them, for many by a
-// tile of 16.
+// A warp multiplies vectors k_slice(), k_slice() + K_SLICES, ... of each row: for few sequences by all of them, for
+// many by a tile of 16.
 constexpr int SEQ_TILES = (SEQS + 15) / 16;
-constexpr int PARTS = WARPS / SEQ_TILES;
-constexpr int WARP_VECTORS = (VECTORS + PARTS - 1) / PARTS;
+constexpr int K_SLICES = WARPS / SEQ_TILES;
+constexpr int WARP_VECTORS = (VECTORS + K_SLICES - 1) / K_SLICES;
 constexpr int UNIT_TILES = WIDTH / 8;
 constexpr int HIDDEN_TILES = HIDDEN / 8;
 constexpr int CLASS_TILES = (CLASSES + 7) / 8;
@@ -76,27 +76,27 @@ DEVICE int first_output_tile() {
 }
 
 struct Vectors {  // the lane's part of a vector, for each sequence of a tile
-  uint4 of[1][2];
+  uint4 values[1][2];
 };
 using Operand = Vectors[WARP_VECTORS];  // of a product: the vectors of a warp
 using Sums = float[1][1][4];            // of a warp: a tile of rows by a tile of sequences
 
-DEVICE int part() { return threadIdx.x / 32 % PARTS; }
-DEVICE int seq_tile() { return threadIdx.x / 32 / PARTS; }
+DEVICE int k_slice() { return threadIdx.x / 32 % K_SLICES; }
+DEVICE int seq_tile() { return threadIdx.x / 32 / K_SLICES; }
 
 // Synchronises all threads that multiply.
-DEVICE void sync() { named_barrier<THREADS>(1); }
+DEVICE void sync_consumers() { named_barrier<THREADS>(1); }
 
 // Full and empty mbarriers of each slot: its chunk has arrived; all warps have read it.
 struct alignas(8) Slots {
-  u64 filled[SLOTS], emptied[SLOTS];
+  u64 full[SLOTS], empty[SLOTS];
   // Called by one thread.
   DEVICE void init() {
-    for (int i = 0; i < SLOTS; i++) barrier_init(shared_address(filled + i)), barrier_init<WARPS>(shared_address(emptied + i));
+    for (int i = 0; i < SLOTS; i++) barrier_init(shared_address(full + i)), barrier_init<WARPS>(shared_address(empty + i));
   }
 };
 // The position of a warp in the ring of slots, and the parity of its mbarriers there.
-struct Turn {
+struct PipelineState {
   int slot = 0;
   u32 parity = 0;
   DEVICE void next() {
@@ -107,15 +107,15 @@ struct Turn {
 // The producer: copies all chunks of this block, by eight lanes with one row each. A lane without a row skips a chunk,
 // which can only be the last one: otherwise it could fall behind by two phases of a barrier, and wait for one that is
 // over.
-struct Copies {
+struct WeightProducer {
   const Model& model;
   const weight* head;
-  u32 chunks, filled, emptied;  // shared-memory addresses
-  Turn turn;
+  u32 chunks, full, empty;  // shared-memory addresses
+  PipelineState pipe;
 
-  DEVICE Copies(const Model& model, const weight* head, void* chunks, Slots& slots)
-      : model(model), head(head), chunks(shared_address(chunks)), filled(shared_address(slots.filled)),
-        emptied(shared_address(slots.emptied)) {}
+  DEVICE WeightProducer(const Model& model, const weight* head, void* chunks, Slots& slots)
+      : model(model), head(head), chunks(shared_address(chunks)), full(shared_address(slots.full)),
+        empty(shared_address(slots.empty)) {}
   DEVICE void run() {
     const int unit_chunks = tiles_from(first_unit_tile(), UNIT_TILES) * (GR + GI);
     const int up_chunks = unit_chunks + tiles_from(blockIdx.x, HIDDEN_TILES);
@@ -149,11 +149,11 @@ struct Copies {
   DEVICE void copy(const W* first, int stride, int numbers, int rows, int slot_stride = WEIGHT_STRIDE) {
     const int row = threadIdx.x % 32;
     if (row >= rows) return;
-    barrier_wait(emptied + 8 * turn.slot, turn.parity ^ 1);
-    const u32 barrier = filled + 8 * turn.slot;
+    barrier_wait(empty + 8 * pipe.slot, pipe.parity ^ 1);
+    const u32 barrier = full + 8 * pipe.slot;
     if (row == 0) barrier_expect(barrier, rows * numbers * sizeof(W));
-    copy_bulk(chunks + turn.slot * SLOT_BYTES + row * slot_stride, first + i64(row) * stride, numbers * sizeof(W), barrier);
-    turn.next();
+    copy_bulk(chunks + pipe.slot * SLOT_BYTES + row * slot_stride, first + i64(row) * stride, numbers * sizeof(W), barrier);
+    pipe.next();
   }
 };
 
@@ -176,11 +176,11 @@ DEVICE uint4 widened(uint2 words) {
 
 // The chunks from the view of a consumer, a warp that multiplies them.
 struct Weights {
-  u32 chunks, filled, emptied;  // shared-memory addresses
-  Turn turn;
+  u32 chunks, full, empty;  // shared-memory addresses
+  PipelineState pipe;
 
   DEVICE Weights(void* chunks, Slots& slots)
-      : chunks(shared_address(chunks)), filled(shared_address(slots.filled)), emptied(shared_address(slots.emptied)) {}
+      : chunks(shared_address(chunks)), full(shared_address(slots.full)), empty(shared_address(slots.empty)) {}
 
   // Adds to sums(k) the product of the next chunk number k and the vectors operand(k, i), for K chunks, or for `count`
   // if that is less. All warps together multiply `vectors` vectors. W: what a lane loads at once; STRIDE: bytes between
@@ -193,29 +193,29 @@ struct Weights {
     const int lane = threadIdx.x % 32;
     each<K>([&](auto first) {
       if constexpr (first % AT_ONCE == 0) {
-        Turn turns[AT_ONCE];
+        PipelineState pipes[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < WARP_VECTORS; i += VECTORS_AT_ONCE) {
           W rows[AT_ONCE][VECTORS_AT_ONCE];
           each<AT_ONCE>([&](auto k) {
             if (first + k >= count || first + k >= K) return;
             if (i == 0) {
-              turns[k] = turn, turn.next();
-              barrier_wait(filled + 8 * turns[k].slot, turns[k].parity);
+              pipes[k] = pipe, pipe.next();
+              barrier_wait(full + 8 * pipes[k].slot, pipes[k].parity);
             }
-            const u32 from = chunks + turns[k].slot * SLOT_BYTES + lane / 4 * STRIDE + lane % 4 * sizeof(W);
+            const u32 from = chunks + pipes[k].slot * SLOT_BYTES + lane / 4 * STRIDE + lane % 4 * sizeof(W);
 #pragma unroll
             for (int n = 0; n < VECTORS_AT_ONCE; n++)
-              if (int vector = (i + n) * PARTS + part(); i + n < WARP_VECTORS && vector < vectors) load_shared(rows[k][n], from + vector * 4 * sizeof(W));
+              if (int vector = (i + n) * K_SLICES + k_slice(); i + n < WARP_VECTORS && vector < vectors) load_shared(rows[k][n], from + vector * 4 * sizeof(W));
           });
 #pragma unroll
           for (int n = 0; n < VECTORS_AT_ONCE; n++) {
-            if (i + n >= WARP_VECTORS || (i + n) * PARTS + part() >= vectors) break;
+            if (i + n >= WARP_VECTORS || (i + n) * K_SLICES + k_slice() >= vectors) break;
             each<AT_ONCE>([&](auto k) {
               constexpr Number<decltype(first)::VALUE + decltype(k)::VALUE> chunk;
               const uint4 row[1] = {widened(rows[k][n])};
               if constexpr (chunk < K)
-                if (chunk < count) ::multiply(sums(chunk), operand(chunk, i + n).of, row);
+                if (chunk < count) ::multiply(sums(chunk), operand(chunk, i + n).values, row);
             });
           }
         }
@@ -223,7 +223,7 @@ struct Weights {
         // issued.
         __syncwarp();
         each<AT_ONCE>([&](auto k) {
-          if (lane == 0 && first + k < count && first + k < K) barrier_arrive(emptied + 8 * turns[k].slot);
+          if (lane == 0 && first + k < count && first + k < K) barrier_arrive(empty + 8 * pipes[k].slot);
         });
       }
     });

@@ -19,7 +19,7 @@ DEVICE void send_h(const char* send_buffer, u32 state, u32 barriers, const Threa
     for (int i = 0; i < BLOCKS; i += AT_ONCE) {
       const u32 distance = i + first, rank = (coord.rank + distance) % BLOCKS;
       const u32 to = state + split * SPLIT_BYTES + (distance * UNIT_TILES * TILE_VECTORS + own) * 16;
-      if (distance < BLOCKS && column % SPREAD == 0 && column / SPREAD < coord.used())
+      if (distance < BLOCKS && column % SPREAD == 0 && column / SPREAD < coord.used_columns())
         send(remote_address(to, rank), value, remote_address(barriers + distance / SEGMENT_BLOCKS * 8, rank));
     }
   }
@@ -99,5 +99,5 @@ DEVICE void init_barriers(u32 barriers) {
 }
 DEVICE void expect_h(u32 barriers, int buffer, const ThreadCoord& coord) {
   if (threadIdx.x == 0)
-    for (int i = 0; i < SEGMENTS; i++) barrier_expect(barriers + (buffer * SEGMENTS + i) * 8, H_BYTES / SEGMENTS / SENT_COLUMNS * coord.used());
+    for (int i = 0; i < SEGMENTS; i++) barrier_expect(barriers + (buffer * SEGMENTS + i) * 8, H_BYTES / SEGMENTS / SENT_COLUMNS * coord.used_columns());
 }

@@ -22,7 +22,7 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
 DEVICE void clear_operands(char* gates, u32* receive_buffer, float* magnitudes) {
   for (int i = threadIdx.x; i < GATE_BYTES / 2; i += THREADS)  // both buffers: nothing follows the last time step
     reinterpret_cast<u32*>(gates)[i] = 0;
-  if (FEWER)  // the columns that no block sends
+  if (HAS_UNUSED_COLUMNS)  // the columns that no block sends
     for (int i = threadIdx.x; i < RECEIVE_BYTES / 2; i += THREADS) receive_buffer[i] = 0;
   for (int i = threadIdx.x; i < MAGNITUDE_BYTES / 4; i += THREADS) magnitudes[i] = 0;
 }
@@ -39,14 +39,14 @@ struct Exchange {
 
 // With one block per head: multiplies the gradients of the gates of loop step `step` by this warp's part of R. The
 // block must have synchronised since they were stored. With several blocks, this does nothing.
-DEVICE void multiply(float (&c)[1][BATCH_TILES][4], int step, const Weights& weights, const OperandScale& of_gates, const char* gates,
+DEVICE void multiply(float (&c)[1][BATCH_TILES][4], int step, const Weights& weights, const OperandScale& gate_scale, const char* gates,
                      const ThreadCoord& coord) {
   if constexpr (BLOCKS > 1) return;
   Weights::Queue queue;
   weights.start(queue);
   const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES + coord.k_slice * K_TILES * OPERAND_COLUMNS * 32;
   product<1, K_TILES, SPLIT_BYTES>(c, weights, queue, 0, operand, coord);
-  if (SCALED) scale_down(c, weights.scale, of_gates);
+  if (SCALED) scale_down(c, weights.scale, gate_scale);
 }
 
 // Computes the gradient of h that comes through R from the following time step, which is loop step `step`. With one
@@ -76,7 +76,7 @@ DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const float (&c)[1
 }
 
 // Multiplies this block's gradients of gates by its rows of R, and sends every block the sums of that block's units.
-DEVICE void scatter_gradient(int step, const Weights& weights, const OperandScale& of_gates, const char* gates, const Exchange& to,
+DEVICE void scatter_gradient(int step, const Weights& weights, const OperandScale& gate_scale, const char* gates, const Exchange& to,
                              const ThreadCoord& coord) {
   Weights::Queue queue;
   weights.start(queue);
@@ -86,7 +86,7 @@ DEVICE void scatter_gradient(int step, const Weights& weights, const OperandScal
     const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES, odd = step & 1;
     product<M_CHUNK, K_TILES, SPLIT_BYTES>(c, weights, queue, first * K_TILES, operand, coord);
     if (PACKED) add_splits(c);
-    if (SCALED) scale_down(c, weights.scale, of_gates);
+    if (SCALED) scale_down(c, weights.scale, gate_scale);
     const int tile = coord.warp * M_TILES + first;
     if constexpr (CLUSTERED) send_partials(c, tile, shared_address(to.receive_buffer) + odd * RECEIVE_BYTES, to.barriers + odd * 8, coord);
     else publish_partials(c, tile, to.partials, step, coord);
@@ -182,7 +182,7 @@ struct Loop {
 #pragma unroll
     for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
     copy_wait<STAGES - 2>();
-    if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQUENCES * coord.used());
+    if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQUENCES * coord.used_columns());
     __syncthreads();
     if constexpr (BLOCKS > 1) scatter_gradient(step, weights, scale, shared.operand, exchange, coord);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
@@ -264,8 +264,8 @@ flashrnn_backward(PARAMETERS) {
   clear_operands(shared.operand, exchange.receive_buffer, shared.magnitudes);
   load_constants(shared.constants, params, coord);
   StepInputs next_inputs(shared_address(shared.inputs) + coord.unit_tile * (INPUT_BYTES / UNIT_TILES), params, coord);
-  Resets of_cells;
-  of_cells.start(params, cells, steps - 1, -WORD);
+  Resets cell_resets;
+  cell_resets.start(params, cells, steps - 1, -WORD);
 #ifdef LAYERS
   await_chunk(params.arrived, 0, params.producers);
 #endif
@@ -280,7 +280,7 @@ flashrnn_backward(PARAMETERS) {
   aux_gradients.load(steps - 1, cells.valid);
   load_after(carried.after, params, cells);
 
-  Loop loop{params,  shared,  coord,       exchange,      units,  weights, cells, of_cells, gate_operand,
+  Loop loop{params,  shared,  coord,       exchange,      units,  weights, cells, cell_resets, gate_operand,
             carried, next_inputs, aux_gradients, d_gate, results, steps};
   auto run = [&](int step) {
     loop.step_backward(step);
@@ -291,7 +291,7 @@ flashrnn_backward(PARAMETERS) {
     for (int step = begin; step < end; step++) run(step);
   });
 #else
-  for_each_step(steps, params.progress, of_cells, run);
+  for_each_step(steps, params.progress, cell_resets, run);
 #endif
 
   // Epilogue: the last results, the gradients of the initial states and those of the biases. No block exits while

@@ -17,7 +17,7 @@ struct CarriedCells {
 DEVICE void load_cells(LaneCells& cells, CarriedCells& carried, const Params& params, const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
-    cells.sequence[q] = coord.of_batch(coord.sequence(q));
+    cells.sequence[q] = coord.batch_index(coord.sequence(q));
     cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.has_sequence(coord.sequence(q));
     carried.carry_next[q] = true;
     cells.element[q] = coord.head * D + coord.unit(q);
@@ -44,18 +44,18 @@ DEVICE void load_after(float (&after)[STATES][CELLS], const Params& params, cons
 // late as possible.
 #if REDUCES
 template <class FromNext>
-DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, const StepCells& of, const AuxGradients& aux_gradients,
+DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, const StepCells& inputs, const AuxGradients& aux_gradients,
                             const FromNext& from_next, const bool (&valid)[CELLS], const UnitReductions& units,
                             const ThreadCoord& coord) {
   bool carry[CELLS];
   float g[GATES][CELLS], s[STATES][CELLS], d_old[STATES][CELLS], a[AFTER > 0 ? AFTER : 1][CELLS];
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
-    carry[q] = !RESET || of.masks[q / PAIR];
+    carry[q] = !RESET || inputs.masks[q / PAIR];
 #pragma unroll
-    for (int i = 0; i < STATES; i++) s[i][q] = carry[q] && (i > 0 || USES_H) ? of.states[i][q] : 0;
+    for (int i = 0; i < STATES; i++) s[i][q] = carry[q] && (i > 0 || USES_H) ? inputs.states[i][q] : 0;
 #pragma unroll
-    for (int j = 0; j < GATES; j++) g[j][q] = of.gate_of(j, q);
+    for (int j = 0; j < GATES; j++) g[j][q] = inputs.gate_of(j, q);
 #pragma unroll
     for (int i = 0; i < STATES; i++)
       if (AFTER_OF[i] >= 0) a[AFTER_OF[i] >= 0 ? AFTER_OF[i] : 0][q] = carried.after[i][q];
@@ -67,11 +67,11 @@ DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, c
     for (int q = 0; q < CELLS; q++) {
 #pragma unroll
       for (int i = 0; i < STATES; i++) d_new[i][q] = carried.d_state[i][q], aux_gradients.add_to(d_new[i][q], i, q);
-      d_new[0][q] += of.d_h[q] + (carried.carry_next[q] ? d_from_next[q] : 0);
+      d_new[0][q] += inputs.d_h[q] + (carried.carry_next[q] ? d_from_next[q] : 0);
     }
   };
   float d_new[STATES][CELLS];
-  cells_backward(g, s, a, of.statistics, d_new, cotangents, d_g, d_old, units);
+  cells_backward(g, s, a, inputs.statistics, d_new, cotangents, d_g, d_old, units);
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
 #pragma unroll
@@ -82,13 +82,13 @@ DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, c
 #pragma unroll
     for (int i = 0; i < STATES; i++) carried.d_state[i][q] = (FINITE || valid[q]) && carry[q] ? d_old[i][q] : 0;
 #pragma unroll
-    for (int i = 1; i < STATES; i++) carried.after[i][q] = of.states[i][q];
+    for (int i = 1; i < STATES; i++) carried.after[i][q] = inputs.states[i][q];
     carried.carry_next[q] = carry[q];
   }
 }
 #else
 template <class FromNext>
-DEVICE void step_cells_back(float (&d_g_all)[GATES][CELLS], CarriedCells& carried, const StepCells& of, const AuxGradients& aux_gradients,
+DEVICE void step_cells_back(float (&d_g_all)[GATES][CELLS], CarriedCells& carried, const StepCells& inputs, const AuxGradients& aux_gradients,
                             const FromNext& from_next, const bool (&valid)[CELLS], const UnitReductions&, const ThreadCoord& coord) {
   bool carry[CELLS];
   float factors[CELLS][FACTORS], d_from_next[CELLS];
@@ -96,11 +96,11 @@ DEVICE void step_cells_back(float (&d_g_all)[GATES][CELLS], CarriedCells& carrie
   for (int q = 0; q < CELLS; q++) {
     if (!coord.has_cells()) break;
     float g[GATES], s[STATES];
-    carry[q] = !RESET || of.masks[q / PAIR];
+    carry[q] = !RESET || inputs.masks[q / PAIR];
 #pragma unroll
-    for (int i = 0; i < STATES; i++) s[i] = carry[q] && (i > 0 || USES_H) ? of.states[i][q] : 0;
+    for (int i = 0; i < STATES; i++) s[i] = carry[q] && (i > 0 || USES_H) ? inputs.states[i][q] : 0;
 #pragma unroll
-    for (int j = 0; j < GATES; j++) g[j] = of.gate_of(j, q);
+    for (int j = 0; j < GATES; j++) g[j] = inputs.gate_of(j, q);
     cell_factors(g, s, factors[q]);
   }
   from_next(d_from_next);
@@ -110,7 +110,7 @@ DEVICE void step_cells_back(float (&d_g_all)[GATES][CELLS], CarriedCells& carrie
     float d_new[STATES], d_g[GATES], d_old[STATES];
 #pragma unroll
     for (int i = 0; i < STATES; i++) d_new[i] = carried.d_state[i][q], aux_gradients.add_to(d_new[i], i, q);
-    d_new[0] += of.d_h[q] + (carried.carry_next[q] ? d_from_next[q] : 0);
+    d_new[0] += inputs.d_h[q] + (carried.carry_next[q] ? d_from_next[q] : 0);
     cell_backward(factors[q], d_new, d_g, d_old);
 #pragma unroll
     for (int j = 0; j < GATES; j++) {

@@ -22,7 +22,7 @@ struct StatisticsLoader {
     for (int i = 0; i < COPIES; i++) {
       const int copy = i * TILE_THREADS + coord.tile_thread, sequence = copy / OF_SEQUENCE % (SEQS / SPREAD) * SPREAD;
       copies[i] = copy < ALL, valid[i] = coord.has_sequence(sequence);
-      const gate* gates = first(valid[i] ? coord.of_batch(sequence) : 0);
+      const gate* gates = first(valid[i] ? coord.batch_index(sequence) : 0);
       from[i] = reinterpret_cast<const char*>(gates + D * STORED) + copy % OF_SEQUENCE * WIDTH;
       to[i] = tile + tile_row(sequence) * NEEDED_FLOATS * 4 + copy % OF_SEQUENCE * WIDTH;
       if (IN_ROWS) asm_fence(to[i]);
@@ -58,11 +58,11 @@ struct StepInputs {
 
   DEVICE StepInputs(u32 tile, const Params& params, const ThreadCoord& coord)
       : params(params), coord(coord), tile(tile), head(coord.head * D) {
-    auto of_head = [&](i64 n) {
+    auto head_gates = [&](i64 n) {
       return params.gates + last_row(params, n, 0) * HEADS * HEAD_NUMBERS + (GATES_IN_PIECES ? head : coord.head * HEAD_NUMBERS);
     };
-    gates.start(tile, coord, of_head);
-    if constexpr (STATISTICS_NEEDED > 0) statistics.start(tile + STATISTICS_TILE, coord, of_head);
+    gates.start(tile, coord, head_gates);
+    if constexpr (STATISTICS_NEEDED > 0) statistics.start(tile + STATISTICS_TILE, coord, head_gates);
     d_h.start(tile + D_H_TILE, coord, [&](i64 n) { return params.d_h + last_row(params, n, 0) * ROW + head; });
     h.start(tile + H_TILE, coord, [&](i64 n) { return params.h + last_row(params, n, 1) * ROW + head; });
     if constexpr (!BRANCHES) {

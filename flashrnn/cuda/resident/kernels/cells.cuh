@@ -9,7 +9,7 @@ constexpr int PAIRS = CELLS / PAIR;
 
 // Whether cells that are padding of the batch or of the head need no masks, because their new states and gradients are
 // finite. In steps that reduce over units, padding must not mix with other units of the head.
-constexpr bool FINITE = FINITE_AT_ZERO && (!REDUCES || (PADDED == D && CELL_SLICES == K_SLICES && (BLOCKS == 1 || !FEWER)));
+constexpr bool FINITE = FINITE_AT_ZERO && (!REDUCES || (PADDED == D && CELL_SLICES == K_SLICES && (BLOCKS == 1 || !HAS_UNUSED_COLUMNS)));
 
 // The coordinates of the lane's cells: a unit of a sequence each.
 struct LaneCells {

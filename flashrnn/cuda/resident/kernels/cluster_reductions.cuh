@@ -33,15 +33,15 @@ struct ClusterReductions {
   // Reduces over the units of the head, as UnitReductions::reduce. `buffer` is that of exchange NUMBER of the step,
   // `phase` the parity of its mbarrier. All warps with cells call this; the result of a lane is for its own sequences.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(int buffer, u32 phase, const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS],
+  DEVICE void reduce(int buffer, u32 phase, const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
                      float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     if (!coord.has_cells()) return;
-    if (threadIdx.x == 0) barrier_expect(barrier(buffer), PARTS * coord.used() * part_floats(Part::WORDS) * 4);
+    if (threadIdx.x == 0) barrier_expect(barrier(buffer), PARTS * coord.used_columns() * part_floats(Part::WORDS) * 4);
     const u32 before = EXCHANGES > 1 ? received_before(NUMBER) : buffer * received_before(1);
     Part parts[PAIRS];
 #pragma unroll
-    for (int p = 0; p < PAIRS; p++) reduce_warp<SUMS, MOMENTS, MAXIMA>(parts[p], of, p, coord);
+    for (int p = 0; p < PAIRS; p++) reduce_warp<SUMS, MOMENTS, MAXIMA>(parts[p], values, p, coord);
     __syncwarp();  // all lanes have read the previous exchange: receiving a part implies that
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) send_part(parts[p], before, barrier(buffer), coord.sequence(p * PAIR));
@@ -61,7 +61,7 @@ struct ClusterReductions {
   // Sends the warp's part of a sequence to every LANES-th block, beginning with the lane's index.
   template <class Part>
   DEVICE void send_part(const Part& part, u32 before, u32 barrier, int sequence) const {
-    if (FEWER && sequence >= (ANY_SEQUENCES ? coord.used() : SEQUENCES)) return;  // a constant for the compiler
+    if (HAS_UNUSED_COLUMNS && sequence >= (ANY_SEQUENCES ? coord.used_columns() : SEQUENCES)) return;  // a constant for the compiler
     constexpr int FLOATS = part_floats(Part::WORDS);
     const u32 place = shared_address(received) + before + (own_part(coord) * SEQUENCES + sequence) * FLOATS * 4;
     auto word = [&](int i) { return __float_as_uint(part.words[i]); };
@@ -80,7 +80,7 @@ struct ClusterReductions {
   template <class Part>
   DEVICE void total_received(Part& total, u32 before, int sequence) const {
     constexpr int FLOATS = part_floats(Part::WORDS);
-    const float* parts = reinterpret_cast<const float*>(received + before) + min(sequence, coord.used() - 1) * FLOATS;
+    const float* parts = reinterpret_cast<const float*>(received + before) + min(sequence, coord.used_columns() - 1) * FLOATS;
     load(total, parts);  // all lanes start with the shifts and maxima of the first part
 #pragma unroll
     for (int i = 0; i < Part::ADDED; i++) total.words[i] = 0;

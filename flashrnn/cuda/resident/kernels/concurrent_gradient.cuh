@@ -11,18 +11,18 @@ static_assert(STAGES > (BYTES == 2 ? 2 : 1) && SHARED_BYTES_EXPECTED >= STAGES *
 // The sums that a warpgroup computes.
 struct Sums {
   float c[COLUMNS / 2] = {};
-  float of_load[COLUMNS / 2];  // float32: sums within a load. Tensor cores truncate, which is too inaccurate for long sums
+  float load_sums[COLUMNS / 2];  // float32: sums within a load. Tensor cores truncate, which is too inaccurate for long sums
 
   // Starts the products of a load. All warps of the warpgroup call this.
   DEVICE void add(u32 stage) {
     warpgroup_begin();
     if constexpr (SPLITS == 1) products<true>(c, stage, 0, 0);
     else {
-      products<false>(of_load, stage, 0, 0);
+      products<false>(load_sums, stage, 0, 0);
 #pragma unroll
       for (int sum = 1; sum < SPLITS; sum++)
 #pragma unroll
-        for (int left = 0; left <= sum; left++) products<true>(of_load, stage, left, sum - left);
+        for (int left = 0; left <= sum; left++) products<true>(load_sums, stage, left, sum - left);
     }
     warpgroup_commit();
   }
@@ -37,9 +37,9 @@ struct Sums {
   }
   // float32: waits for the products of a load, and adds them with rounding.
   DEVICE void round() {
-    warpgroup_wait_for(of_load);
+    warpgroup_wait_for(load_sums);
 #pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i++) c[i] += of_load[i];
+    for (int i = 0; i < COLUMNS / 2; i++) c[i] += load_sums[i];
   }
   // Returns the address of the thread's sums of one of the block's tiles in memory.
   DEVICE static float4* saved(float* memory, int tile) {
@@ -128,7 +128,7 @@ struct Loads {
         if (threadIdx.x == 0) await(progress + turns.chunks - 1, producers);
       } else {
         wait_for_primary();
-        if (VECTOR * BYTES < 16) forget_cached();  // copies of 16 bytes bypass L1, smaller ones do not
+        if (VECTOR * BYTES < 16) invalidate_l1();  // copies of 16 bytes bypass L1, smaller ones do not
       }
       __syncthreads();
     }
@@ -178,7 +178,7 @@ DEVICE void add_halves(Products& products, Loads& loads, u32 shared) {
   for (int load = 0; load < AHEAD; load++) copy(load);
   for (int stage = 0; !products.turns.over(); stage = stage + 1 == STAGES ? 0 : stage + 1) {
     copy_wait<AHEAD - 1>();
-    copies_before_products();
+    fence_async_shared();
     __syncthreads();
     products.add(shared + stage * STAGE);
     copy(stage + AHEAD < STAGES ? stage + AHEAD : stage - 2);
@@ -200,7 +200,7 @@ DEVICE void add_copied_floats(Products& products, Loads& loads, u32 shared) {
     const u32 stage = shared + load % STAGES * STAGE;
     copy_wait<AHEAD - 1>();  // the thread's own copies, which no other thread reads
     floats.store(copied, stage);  // while the products of the previous load are in flight
-    copies_before_products();
+    fence_async_shared();
     copy(copied);
     if (load > 0) products.sums.round();
     __syncthreads();
@@ -219,7 +219,7 @@ DEVICE void add_floats(Products& products, Loads& loads, u32 shared) {
   for (int load = 0; !products.turns.over(); load++) {  // splits a load while the products of the previous one are in flight
     const u32 stage = shared + load % 2 * STAGE;
     floats.store(stage);
-    copies_before_products();
+    fence_async_shared();
     const bool waits = loads.turns.left == 0;  // the next load may have to wait for a chunk
     if (!waits) copy();
     if (load > 0) products.sums.round();

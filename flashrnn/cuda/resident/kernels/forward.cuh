@@ -25,7 +25,7 @@ DEVICE void scale_of_h(OperandScale& scale, float* magnitudes, const Params& par
   for (int n = coord.warp; n < SEQS; n += WARPS) {
     float largest = 1;
     if (coord.has_sequence(n)) {
-      const float* h = params.initial + coord.of_batch(n) * ROW + coord.head * D;
+      const float* h = params.initial + coord.batch_index(n) * ROW + coord.head * D;
 #pragma unroll 4
       for (int k = coord.lane; k < D; k += 32) largest = max(largest, fabsf(h[k]));
     }
@@ -41,8 +41,8 @@ DEVICE void store_initial_h(char* operand, const float* magnitudes, const Params
   const i64 words = (params.T + WORD - 1) / WORD;
   for (int i = threadIdx.x; i < PADDED * (PACKED ? 4 : SEQS); i += THREADS) {
     int k = unit_at(i % PADDED, coord), n = i / PADDED;
-    const bool inside = k < D && coord.has_sequence(n) && !(RESET && params.resets[coord.of_batch(n) * words] & 1);
-    PairOf<float> pair{inside ? params.initial[coord.of_batch(n) * ROW + coord.head * D + k] : 0, 0};
+    const bool inside = k < D && coord.has_sequence(n) && !(RESET && params.resets[coord.batch_index(n) * words] & 1);
+    PairOf<float> pair{inside ? params.initial[coord.batch_index(n) * ROW + coord.head * D + k] : 0, 0};
     if (SCALED) pair.multiply(Scale(magnitudes[n]).up);
     for (int split = 0; split < SPLITS; split++) {
       char* to = operand + split_offset(split, PADDED) + operand_offset(i % PADDED, n) * 2;
@@ -54,7 +54,7 @@ DEVICE void store_initial_h(char* operand, const float* magnitudes, const Params
 
 // Computes this warp's partial sums of R h over its slice of h. In a cluster, h may still be arriving; otherwise the
 // block must have synchronised since it was stored.
-DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, const OperandScale& of_h, u32 state, u32 barriers, int t,
+DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, const OperandScale& h_scale, u32 state, u32 barriers, int t,
                      const ThreadCoord& coord) {
   const int now = t & 1;
   Weights::Queue queue;
@@ -67,7 +67,7 @@ DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, con
                                           operand_tile + i * K_SLICES * SEGMENT_TILES * OPERAND_COLUMNS * 32, coord);
   }
   if (PACKED) add_splits(c);
-  if (SCALED) scale_down(c, weights.scale, of_h);
+  if (SCALED) scale_down(c, weights.scale, h_scale);
 }
 
 // Copies of x to shared memory, several steps ahead.
@@ -269,12 +269,12 @@ flashrnn_forward(PARAMETERS) {
   u32 h_operand[PAIRS];
   operand_addresses(h_operand, shared_address(BLOCKS == 1 ? shared.operand : shared.exchange),
                     BLOCKS == 1 ? 0 : coord.rank * UNITS, coord);
-  Resets of_cells;
-  of_cells.start(params, cells, 0, WORD);
-  of_cells.masks(carried.masks, 0);
+  Resets cell_resets;
+  cell_resets.start(params, cells, 0, WORD);
+  cell_resets.masks(carried.masks, 0);
   if (IN_ROWS) read_constants(carried.constants, shared.constants, coord);  // here, registers suffice for them
 
-  Loop loop{params, shared, coord, ring, units, weights, scale, cells, of_cells, h_operand, carried, loader, results, steps};
+  Loop loop{params, shared, coord, ring, units, weights, scale, cells, cell_resets, h_operand, carried, loader, results, steps};
   auto run = [&](int begin, int end) {
     for (int t = begin; t < end; t++, units.step++) loop.step_forward(t);
   };
@@ -285,7 +285,7 @@ flashrnn_forward(PARAMETERS) {
     for (int begin = 0, end; begin < steps; begin = end) {
       end = min((begin + 1) / WORD * WORD + WORD - 1, steps);  // a step reads the masks of the next step
       run(begin, end);
-      of_cells.move_on(end + 1 + WORD);
+      cell_resets.move_on(end + 1 + WORD);
     }
   } else {
     run(0, steps);

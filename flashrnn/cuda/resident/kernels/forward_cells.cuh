@@ -28,7 +28,7 @@ struct CarriedCells {
 DEVICE void load_cells(LaneCells& cells, CarriedCells& carried, const Params& params, const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
-    cells.sequence[q] = coord.of_batch(coord.sequence(q));
+    cells.sequence[q] = coord.batch_index(coord.sequence(q));
     cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.has_sequence(coord.sequence(q));
     cells.element[q] = coord.head * D + coord.unit(q);
 #pragma unroll

@@ -59,14 +59,14 @@ struct RowSource {
   Rows rows;
   const scalar* gradients;  // the thread's columns in row 0
   i64 stride;               // between rows
-  int of_head;              // the thread's column of h in a row [N, D]
+  int head_column;              // the thread's column of h in a row [N, D]
   bool has_units, has_column;
-  DEVICE RowSource(const Rows& rows, const Tile& tile) : rows(rows), gradients(rows.d_x), stride(0), of_head(0) {
+  DEVICE RowSource(const Rows& rows, const Tile& tile) : rows(rows), gradients(rows.d_x), stride(0), head_column(0) {
     const int unit = tile.unit + threadIdx.x % VECTORS * VECTOR, gate = unit / D;
     const int column = tile.column + threadIdx.x % H_VECTORS * VECTOR;
     has_units = tile.head < HEADS && gate < GR;
     has_column = tile.head < HEADS && column < D;
-    if (has_column) of_head = tile.head * D + column;
+    if (has_column) head_column = tile.head * D + column;
     if (!has_units) return;
     const bool from_x = INPUT_OF[gate] >= 0;
     stride = (from_x ? GI : GU) * ROW;
@@ -96,7 +96,7 @@ struct RowSource {
     for (int i = 0; RESET && i < H_COPIES; i++) zero |= u32(at.reset[i] != 0) << i;
     if (at.step > 0 && at.block + TOGETHER <= rows.sequences) {  // all rows exist, and none is a first step
       const scalar* from = gradients + (first + offset(own)) * stride;
-      const scalar* from_h = rows.h + (first + offset(own_h) - rows.row_t) * ROW + of_head;
+      const scalar* from_h = rows.h + (first + offset(own_h) - rows.row_t) * ROW + head_column;
 #pragma unroll
       for (int i = 0; i < COPIES; i++) left(i, from + offset(i * AT_ONCE) * stride, has_units);
 #pragma unroll
@@ -122,7 +122,7 @@ struct RowSource {
       for (int i = 0; i < H_COPIES && copies_h(); i++) {
         const int row = own_h + i * H_AT_ONCE;
         const scalar* before = has_column && !(zero >> i & 1) && exists(row) ? h_before(row) : nullptr;
-        right(i, (before ? before : rows.h) + of_head, before);
+        right(i, (before ? before : rows.h) + head_column, before);
       }
     }
   }

@@ -39,7 +39,7 @@ struct GridReductions {
   // Reduces over the units of the head, as UnitReductions::reduce. `buffer` is that of exchange NUMBER of the step. All
   // threads of the block call this.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(int buffer, u32 phase, const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS],
+  DEVICE void reduce(int buffer, u32 phase, const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
                      float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     float* parts = memory + NUMBER % 2 * SUM_FLOATS;
@@ -47,7 +47,7 @@ struct GridReductions {
 #pragma unroll
       for (int p = 0; p < PAIRS; p++) {
         Part part;
-        reduce_warp<SUMS, MOMENTS, MAXIMA>(part, of, p, coord);
+        reduce_warp<SUMS, MOMENTS, MAXIMA>(part, values, p, coord);
         if (coord.lane < 32 / SEQUENCE_LANES) publish(row(buffer, own_part(coord)) + place(p) * PART, part, phase ^ 1);
       }
     }

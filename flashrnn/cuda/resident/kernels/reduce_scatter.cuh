@@ -32,7 +32,7 @@ DEVICE uint4 spread_over_banks(uint4 v, int key) {
 DEVICE void send_partials(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u32 receive_buffer, u32 barrier, const ThreadCoord& coord) {
 #pragma unroll
   for (int n = 0; n < BATCH_TILES; n++) {
-    if (8 * n + 2 * coord.lane_in_quad >= coord.used()) break;
+    if (8 * n + 2 * coord.lane_in_quad >= coord.used_columns()) break;
 #pragma unroll
     for (int m = 0; m < M_CHUNK; m++) {
       const float(&part)[4] = c[m][n];

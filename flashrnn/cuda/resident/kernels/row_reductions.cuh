@@ -19,25 +19,25 @@ DEVICE float row_sum(float value) {
 // lanes of its row.
 struct RowReductions {
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     constexpr int MAXIMA_FROM = SUMS + 2 * MOMENTS;
     auto set = [&](int i, int p, float value) { result[i][2 * p] = result[i][2 * p + 1] = value; };
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
 #pragma unroll
-      for (int i = 0; i < SUMS; i++) set(i, p, row_sum(of[i][2 * p] + of[i][2 * p + 1]));
+      for (int i = 0; i < SUMS; i++) set(i, p, row_sum(values[i][2 * p] + values[i][2 * p + 1]));
       // Deviations from one of the values, and their squares, cancel little.
 #pragma unroll
       for (int i = SUMS; i < SUMS + MOMENTS; i++) {
-        const float shift = __shfl_sync(~0u, of[i][2 * p], threadIdx.x % 32 / ROW_LANES * ROW_LANES);
-        const float a = of[i][2 * p] - shift, b = of[i][2 * p + 1] - shift;
+        const float shift = __shfl_sync(~0u, values[i][2 * p], threadIdx.x % 32 / ROW_LANES * ROW_LANES);
+        const float a = values[i][2 * p] - shift, b = values[i][2 * p + 1] - shift;
         const float deviation = row_sum(a + b) * (1.0f / D), square = row_sum(fmaf(a, a, b * b)) * (1.0f / D);
         set(2 * i - SUMS, p, shift + deviation);
         set(2 * i - SUMS + 1, p, op_max(fmaf(-deviation, deviation, square), 0.0f));
       }
 #pragma unroll
       for (int i = SUMS + MOMENTS; i < SUMS + MOMENTS + MAXIMA; i++) {
-        float largest = op_max(of[i][2 * p], of[i][2 * p + 1]);
+        float largest = op_max(values[i][2 * p], values[i][2 * p + 1]);
 #pragma unroll
         for (int mask = 1; mask < ROW_LANES; mask *= 2) largest = op_max(largest, __shfl_xor_sync(~0u, largest, mask));
         set(i + MOMENTS, p, largest);

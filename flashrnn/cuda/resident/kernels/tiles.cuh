@@ -58,7 +58,7 @@ constexpr int TILE_PADDING = IN_ROWS ? 32 : 0;   // bytes between tiles of 16 un
 constexpr i64 ROW = i64(HEADS) * D;                         // units of all heads
 constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
 constexpr int BARRIER_BYTES = 64;                           // mbarriers of a cluster's exchange
-constexpr bool FEWER = ANY_SEQUENCES || SEQUENCES < SEQS;
+constexpr bool HAS_UNUSED_COLUMNS = ANY_SEQUENCES || SEQUENCES < SEQS;
 static_assert(!ANY_SEQUENCES || CLUSTERED);
 static_assert(SEQUENCES % 2 == 0 && SEQUENCES <= SEQS && D % 2 == 0 && PADDED >= D);
 static_assert(LANE_CELLS % CELL_SLICES == 0 && (CELLS == 1 || CELLS % 2 == 0));
@@ -94,12 +94,12 @@ struct ThreadCoord {
     int group = static_cast<int>(params.first_group) + blockIdx.x / BLOCKS;
     rank = CLUSTERED ? cluster_rank() : blockIdx.x % BLOCKS;
     head = group % HEADS, batch_tile = group / HEADS;
-    sequence0 = batch_tile * used(), sequences = static_cast<int>(params.B) - sequence0;
-    if (FEWER) sequences = min(sequences, used());
+    sequence0 = batch_tile * used_columns(), sequences = static_cast<int>(params.B) - sequence0;
+    if (HAS_UNUSED_COLUMNS) sequences = min(sequences, used_columns());
     tile_unit = rank * UNITS + unit_tile * 16;
   }
   // Returns how many of the SEQS columns are used.
-  DEVICE int used() const { return ANY_SEQUENCES ? used_sequences : SEQUENCES; }
+  DEVICE int used_columns() const { return ANY_SEQUENCES ? used_sequences : SEQUENCES; }
   DEVICE bool has_cells() const { return CELL_SLICES == K_SLICES || cell_slice < CELL_SLICES; }
   // Return the unit (in the head) and the sequence (in the tile) of the lane's cell q < CELLS.
   DEVICE int unit(int q) const {
@@ -118,7 +118,7 @@ struct ThreadCoord {
   DEVICE int cell_tile() const { return IN_ROWS ? row_lane() / 8 : unit_tile; }
   DEVICE int cell_tile_unit() const { return IN_ROWS ? row_lane() / 8 * 16 : tile_unit; }
   // Return the index in the batch of a sequence of the tile, and whether it exists.
-  DEVICE int of_batch(int sequence) const { return sequence0 + sequence / SPREAD; }
+  DEVICE int batch_index(int sequence) const { return sequence0 + sequence / SPREAD; }
   DEVICE bool has_sequence(int sequence) const { return sequence % SPREAD == 0 && sequence / SPREAD < sequences; }
 };
 
@@ -168,7 +168,7 @@ struct TileLoader {
       int copy = (i * TILE_THREADS + coord.tile_thread) % PER_ROW;
       int column = copy % (LENGTH / WIDTH) * WIDTH, sequence = copy / (LENGTH / WIDTH) * SPREAD;
       valid[i] = coord.tile_unit * NUMBERS + column < D * NUMBERS && coord.has_sequence(sequence);
-      from[i] = reinterpret_cast<const char*>(first(valid[i] ? coord.of_batch(sequence) : 0)) + first_row * ROW_STRIDE;
+      from[i] = reinterpret_cast<const char*>(first(valid[i] ? coord.batch_index(sequence) : 0)) + first_row * ROW_STRIDE;
       const int number = coord.tile_unit * NUMBERS + column;
       from[i] += valid[i] ? (IN_PIECES ? in_pieces(number) : number) * ELEMENT : 0;
       to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * PITCH + column) * ELEMENT;

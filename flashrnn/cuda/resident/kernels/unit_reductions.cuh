@@ -84,7 +84,7 @@ struct UnitReductions {
   // results are the sums, mean and variance of each moment, then the maxima. NUMBER: of the exchange in the step. All
   // threads of the group call this together.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const;
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const;
 
  private:
   DEVICE bool is_unit(int q) const { return coord.has_cells() && (PADDED == D || coord.unit(q) < D); }
@@ -96,7 +96,7 @@ struct UnitReductions {
 
   // Reduces the units of the warp, and stores its part in shared memory.
   template <class Part, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce_warp(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], int parts) const;
+  DEVICE void reduce_warp(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], int parts) const;
   // Adds up the parts of a sequence that the warps of the block have stored. The block must have synchronised.
   template <class Part>
   DEVICE void total_of_block(Part& total, int sequence, int parts) const;
@@ -106,13 +106,13 @@ struct UnitReductions {
 };
 
 template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-DEVICE void UnitReductions::reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+DEVICE void UnitReductions::reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
   using Part = Partial<SUMS, MOMENTS, MAXIMA>;
-  if constexpr (IN_ROWS) return RowReductions().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(of, result);
-  if constexpr (CLUSTERED) return in_cluster().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), of, result);
-  if constexpr (GRID) return in_grid().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), of, result);
+  if constexpr (IN_ROWS) return RowReductions().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(values, result);
+  if constexpr (CLUSTERED) return in_cluster().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), values, result);
+  if constexpr (GRID) return in_grid().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), values, result);
   constexpr int FIRST = parts_of(NUMBER);
-  reduce_warp<Part, SUMS, MOMENTS, MAXIMA>(of, FIRST);
+  reduce_warp<Part, SUMS, MOMENTS, MAXIMA>(values, FIRST);
   __syncthreads();
   if constexpr (ADDED_BY_ALL) {
 #pragma unroll
@@ -139,10 +139,10 @@ DEVICE void UnitReductions::reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CE
 }
 
 template <class Part, int SUMS, int MOMENTS, int MAXIMA>
-DEVICE void UnitReductions::reduce_warp(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], int parts) const {
+DEVICE void UnitReductions::reduce_warp(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], int parts) const {
   float added[Part::ADDED > 0 ? Part::ADDED * PAIRS : 1], shifts[MOMENTS + 1][PAIRS], maxima[MAXIMA + 1][PAIRS];
   const bool valid[2] = {is_unit(0), is_unit(PAIR - 1)};
-  auto number = [&](int i, int q) { return valid[q % PAIR] ? of[i][q] : 0; };
+  auto number = [&](int i, int q) { return valid[q % PAIR] ? values[i][q] : 0; };
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
     const int first = p * PAIR, last = first + PAIR - 1;
@@ -151,13 +151,13 @@ DEVICE void UnitReductions::reduce_warp(const float (&of)[SUMS + MOMENTS + MAXIM
 #pragma unroll
     for (int i = 0; i < MOMENTS; i++) {
       shifts[i][p] = __shfl_sync(~0u, number(SUMS + i, first), coord.lane_in_quad);
-      const float a = valid[0] ? of[SUMS + i][first] - shifts[i][p] : 0, b = PAIR == 2 && valid[1] ? of[SUMS + i][last] - shifts[i][p] : 0;
+      const float a = valid[0] ? values[SUMS + i][first] - shifts[i][p] : 0, b = PAIR == 2 && valid[1] ? values[SUMS + i][last] - shifts[i][p] : 0;
       added[(SUMS + 2 * i) * PAIRS + p] = a + b, added[(SUMS + 2 * i + 1) * PAIRS + p] = fmaf(a, a, b * b);
     }
 #pragma unroll
     for (int i = 0; i < MAXIMA; i++) {
-      float largest = valid[0] ? of[SUMS + MOMENTS + i][first] : -INFINITY;
-      if (PAIR == 2 && valid[1]) largest = op_max(largest, of[SUMS + MOMENTS + i][last]);
+      float largest = valid[0] ? values[SUMS + MOMENTS + i][first] : -INFINITY;
+      if (PAIR == 2 && valid[1]) largest = op_max(largest, values[SUMS + MOMENTS + i][last]);
 #pragma unroll
       for (int mask = 16; mask >= 4; mask /= 2) largest = op_max(largest, __shfl_xor_sync(~0u, largest, mask));
       maxima[i][p] = largest;

@@ -32,4 +32,4 @@ DEVICE void warpgroup_wait_for(float (&c)[COLUMNS / 2]) {
   asm volatile("wgmma.wait_group.sync.aligned 0;" : WGMMA_SUMS(c) :: "memory");
 }
 // Makes this thread's copies and stores to shared memory visible to the products (the async proxy).
-DEVICE void copies_before_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

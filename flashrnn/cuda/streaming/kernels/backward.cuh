@@ -28,7 +28,7 @@ DEVICE void prepare_step(StepBack& to, const Params& params, const CellCoord& ce
   const UnitGates stored = read(params.gates + at, t, 0, back);
   float g[GATES], s[STATES];
 #pragma unroll
-  for (int j = 0; j < GATES; j++) g[j] = float(stored.of[j]);
+  for (int j = 0; j < GATES; j++) g[j] = float(stored.values[j]);
   s[0] = !USES_H || !to.carry ? 0 : t > 0 ? float(read(params.h + at - back, t, 1, back)) : *first_state;
 #pragma unroll
   for (int k = 1; k < STATES; k++) {

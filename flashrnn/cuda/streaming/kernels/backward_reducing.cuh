@@ -14,12 +14,12 @@ struct StepCells {
 DEVICE void prepare_step(StepCells& to, int i, const Params& params, const Item& item, const CellCoord& cell, i64 t) {
   const i64 B = params.B, row = cell.row_at(params, t), at = row * ROW + cell.element;
   to.carry[i] = !RESET || !params.reset[cell.sequence * params.T + t];
-  const gate* of_head = params.gates + (row * HEADS + item.head) * HEAD_NUMBERS;
+  const gate* head_gates = params.gates + (row * HEADS + item.head) * HEAD_NUMBERS;
 #pragma unroll
   for (int j = 0; j < GATES; j++)
-    to.g[j][i] = STORED_OF[j] >= 0 ? float(of_head[(item.unit0 + cell.row) * STORED + STORED_OF[j]]) : params.bias[j * ROW + cell.element];
+    to.g[j][i] = STORED_OF[j] >= 0 ? float(head_gates[(item.unit0 + cell.row) * STORED + STORED_OF[j]]) : params.bias[j * ROW + cell.element];
 #pragma unroll
-  for (int k = 0; k < STATISTICS_NEEDED; k++) to.statistics[k][i] = load_statistic(of_head, k);
+  for (int k = 0; k < STATISTICS_NEEDED; k++) to.statistics[k][i] = load_statistic(head_gates, k);
   const float* first_state = params.initial + cell.sequence * ROW + cell.element;
   to.s[0][i] = !USES_H || !to.carry[i] ? 0 : t > 0 ? float(params.h[at - params.row_t * ROW]) : *first_state;
 #pragma unroll

@@ -33,7 +33,7 @@ DEVICE void step_forward(float (&fresh)[STATES], UnitGates& stored, const StepIn
   for (int j = 0; j < GATES; j++) {
     g[j] = assemble_gate<false>(
         j, in.bias[j], in.carry, [&](int k) { return sum_of(sums, cell, k * UNITS + cell.row); }, [&](int k) { return in.x[k]; });
-    to_gate(stored.of[j], g[j]);
+    to_gate(stored.values[j], g[j]);
   }
   cell_forward(g, in.state, fresh);
   fresh[0] = float(scalar(fresh[0]));

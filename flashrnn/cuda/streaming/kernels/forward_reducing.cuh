@@ -26,23 +26,23 @@ DEVICE void read_inputs(StepCells& to, int i, const Params& params, const CellCo
 }
 
 // Stores the states of cell number i, and what the backward needs.
-DEVICE void store_results(const StepCells& of, int i, const Params& params, const Item& item, const CellCoord& cell, i64 t) {
+DEVICE void store_results(const StepCells& cells, int i, const Params& params, const Item& item, const CellCoord& cell, i64 t) {
   const i64 B = params.B, row = cell.row_at(params, t), at = row * ROW + cell.element;
-  params.h[at] = scalar(of.fresh[0][i]);
+  params.h[at] = scalar(cells.fresh[0][i]);
 #pragma unroll
   for (int k = 0; k < STATES; k++) {
-    params.state[(k * B + cell.sequence) * ROW + cell.element] = of.fresh[k][i];
-    if (STORE_AUX && k > 0) to_gate(params.aux[(k - 1) * B * params.T * ROW + at], of.fresh[k][i]);
+    params.state[(k * B + cell.sequence) * ROW + cell.element] = cells.fresh[k][i];
+    if (STORE_AUX && k > 0) to_gate(params.aux[(k - 1) * B * params.T * ROW + at], cells.fresh[k][i]);
   }
   if (!STORE_GATES) return;
-  gate* of_head = params.gates + (row * HEADS + item.head) * HEAD_NUMBERS;
+  gate* head_gates = params.gates + (row * HEADS + item.head) * HEAD_NUMBERS;
   const int unit = item.unit0 + cell.row;
 #pragma unroll
   for (int j = 0; j < GATES; j++)
-    if (STORED_OF[j] >= 0) to_gate(of_head[unit * STORED + STORED_OF[j]], of.stored[j][i]);
+    if (STORED_OF[j] >= 0) to_gate(head_gates[unit * STORED + STORED_OF[j]], cells.stored[j][i]);
 #pragma unroll
   for (int k = 0; k < STATISTICS; k++)
-    if (unit == 0) store_statistic(of_head, k, of.statistics[k][i]);
+    if (unit == 0) store_statistic(head_gates, k, cells.statistics[k][i]);
 }
 
 // Params as of forward.cuh, and: parts, for UnitReductions; first_item, the item of the launch's first block.

@@ -32,11 +32,11 @@ struct UnitReductions {
   // variance of each moment, then the maxima. NUMBER: of the exchange in the step. All threads of the group call this
   // together.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     for_each_cell(item, B, [&](int i, const CellCoord& cell) {
 #pragma unroll
-      for (int k = 0; k < SUMS + MOMENTS + MAXIMA; k++) numbers[(k * SEQS + cell.column) * UNITS + cell.row] = of[k][i];
+      for (int k = 0; k < SUMS + MOMENTS + MAXIMA; k++) numbers[(k * SEQS + cell.column) * UNITS + cell.row] = values[k][i];
     });
     __syncthreads();
     for (int sequence = threadIdx.x; sequence < SEQS && has_sequence(sequence); sequence += THREADS) publish<Part>(NUMBER, sequence);

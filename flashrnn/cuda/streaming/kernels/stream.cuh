@@ -35,7 +35,7 @@ static_assert((SUM_FLOATS + REDUCTION_FLOATS) * 4 == SHARED_BYTES_EXPECTED, "str
 // The gates of a unit at one step, as the forward stores them for the backward; aligned such that few, wide accesses
 // suffice.
 struct alignas((GATE_BYTES & -GATE_BYTES) < 16 ? GATE_BYTES & -GATE_BYTES : 16) UnitGates {
-  gate of[GATES];
+  gate values[GATES];
 };
 
 // The coordinates of an item.
