@@ -16,6 +16,7 @@ DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// Initialises an mbarrier whose phases complete after ARRIVALS arrivals. Its users must synchronise afterwards.
 template <int ARRIVALS = 1>
 DEVICE void barrier_init(u32 barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier), "n"(ARRIVALS) : "memory");

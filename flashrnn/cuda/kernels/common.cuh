@@ -111,9 +111,9 @@ DEVICE void transpose(PairOf<S>& a, PairOf<S>& b) {
 }
 
 // c[16 x 8] += a[16 x 16] b[16 x 8]. With q = lane / 4 (quad) and l = lane % 4 (lane_in_quad), a lane holds
-// - c[0..3]: rows q, q, q + 8, q + 8, columns 2 l, 2 l + 1, 2 l, 2 l + 1;
-// - a[r]: row q + 8 (r % 2), columns 2 l + 8 (r / 2) and the next;
-// - b[r]: rows 2 l + 8 r and the next, column q.
+// - c[0..3]: rows q, q, q + 8, q + 8, columns 2l, 2l + 1, 2l, 2l + 1;
+// - a[r]: row q + 8 (r % 2), columns 2l + 8 (r / 2) and the next;
+// - b[r]: rows 2l + 8r and the next, column q.
 DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE ".f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -121,9 +121,9 @@ DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Returns the sums of `value` over the lanes of quads 2 l and 2 l + 1, l = lane_in_quad: the product of a matrix of
-// ones and the values. Each value is split into two TF32 numbers, so that 22 of its bits count. All lanes of the warp
-// call this.
+// Returns the sums of `value` over the lanes of quads 2l and 2l + 1, l = lane_in_quad: the product of a matrix of ones
+// and the values. Each value is split into two TF32 numbers, so that 22 of its bits count. All lanes of the warp call
+// this.
 DEVICE float2 sum_of_quads(float value) {
   const u32 high = __float_as_uint(value) & 0xffffe000;
   const float low = value - __uint_as_float(high);

@@ -31,6 +31,8 @@ struct UnitReductions {
   float* parts;  // [2][WARPS][4 * EXCHANGED_VECTORS], in shared memory
   u32& exchange;
 
+  // Reduces SUMS values, then MOMENTS, then MAXIMA over the units of the row. The results are the sums, mean and
+  // variance of each moment, then the maxima. All threads of the block call this.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
   DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
@@ -54,6 +56,7 @@ struct UnitReductions {
   }
 
  private:
+  // Returns the contribution of the warp's units.
   template <int SUMS, int MOMENTS, int MAXIMA>
   DEVICE static Partial<SUMS, MOMENTS, MAXIMA> reduce_warp(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS]) {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
@@ -129,6 +132,7 @@ struct Row {
   }
 };
 
+// Loads the biases of the thread's units.
 DEVICE void load_biases(float (&b)[GATES][CELLS], const bias_number* bias, int head) {
 #pragma unroll
   for (int j = 0; j < GATES; j++)
@@ -136,6 +140,7 @@ DEVICE void load_biases(float (&b)[GATES][CELLS], const bias_number* bias, int h
     for (int q = 0; q < CELLS; q++) b[j][q] = unit_of(q) < D ? float(bias[BIAS_OF[j] * ROW + head * D + unit_of(q)]) : 0;
 }
 
+// Computes the gates: the bias and, for gates that have one, the input.
 DEVICE void add_inputs(float (&g)[GATES][CELLS], const float (&b)[GATES][CELLS], const Row<GI>& x) {
 #pragma unroll
   for (int j = 0; j < GATES; j++)

@@ -30,6 +30,7 @@ struct Part {
 #pragma unroll
     for (int i = 0; i < 4; i++) mask[i] = bits_of_first(end, i) & ~bits_of_first(begin, i);
   }
+  // Sets these elements of `vector`, read `offset` words further on.
   DEVICE void add_to(u32 (&vector)[4], i64 offset) const {
     u32 found[5];
 #pragma unroll

@@ -105,6 +105,7 @@ DEVICE void store_sums(const float (&c)[TILES][PADDED / 8][4], char* memory, flo
       }
 }
 
+// Stores two neighbouring sums: in float32 in `partial` or, if that is null, rounded in d_R.
 DEVICE void store_pair(float* partial, u32* d_R, i64 to, float low, float high) {
   if (partial) *reinterpret_cast<float2*>(partial + to) = make_float2(low, high);
   else d_R[to / 2] = pack(low, high);

@@ -18,6 +18,7 @@ using Part = RowOf<false>;
 // Combines the means and sums of squares of these parts, for RowOf::normalize. All warps call it for each norm.
 struct Join {
   float2 (&moments)[WARPS];
+  // Replaces the mean and the sum of squares of this warp's 128 numbers by those of all K parts.
   template <int K>
   DEVICE void over(float& mean, float& squares) const {
     const int warp = threadIdx.x / 32, begin = warp / K * K, first = begin + K <= WARPS ? begin : 0;

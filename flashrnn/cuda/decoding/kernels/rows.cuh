@@ -1,4 +1,4 @@
-// Rows of WIDTH numbers in registers. Of each 128 numbers, lane l of a warp holds 4 l to 4 l + 3.
+// Rows of WIDTH numbers in registers. Of each 128 numbers, lane l of a warp holds 4l to 4l + 3.
 #pragma once
 #include "kernels/math.cuh"
 

@@ -25,11 +25,13 @@ static_assert(sizeof(Shared) == SHARED_BYTES_EXPECTED, "decoding/tiling.py count
 
 DEVICE int warp_sequence() { return threadIdx.x / 32; }
 
+// Stores this warp's partial sums of a tile.
 DEVICE void store_sums(Shared& shared, int tile, const Sums& c) {
   const int sequence = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
   float* to = &shared.sums[threadIdx.x / 32][sequence][shared.place(tile, sequence)][column];
   *reinterpret_cast<float2*>(to) = make_float2(c[0][0][0], c[0][0][1]);
 }
+// Returns the sum over all warps, for a row of a tile and this warp's sequence. They must have synchronised.
 DEVICE float sum_of_warps(const Shared& shared, int tile, int row) {
   float sum = 0;
 #pragma unroll
@@ -137,7 +139,7 @@ struct Step {
     for (int j = 0; j < STORED; j++) store_sums(shared, j, c[j]);
     sync_consumers();
     if (!REDUCES && sequence >= params.B) return;
-    // Lane 8 j + r sums product j of unit r; then, all lanes of a unit compute its cell.
+    // Lane 8j + r sums product j of unit r; then, all lanes of a unit compute its cell.
     float sums[TILES / 4], g[GATES][1], fresh[STATES][1];
 #pragma unroll
     for (int j = 0; j < TILES; j += 4) sums[j / 4] = sum_of_warps(shared, j + lane / 8, lane % 8);

@@ -55,6 +55,7 @@ DEVICE void each(F f) {
 struct Model {
   const char* base;
   const i64* table;  // [BLOCKS, ENTRIES], in shared memory
+  // Returns the address of a tensor of a residual block.
   template <class T = const scalar>
   DEVICE T* at(int block, Entry entry) const {
     return reinterpret_cast<T*>(const_cast<char*>(base) + table[block * ENTRIES + entry]);

@@ -32,6 +32,7 @@ constexpr int BLOCK_VECTORS = UNITS / 8 * SEQS, HEAD_VECTORS = BLOCKS * BLOCK_VE
 constexpr int RING_VECTORS = 3 * SPLITS * HEAD_VECTORS;
 constexpr int OWN = (SPLITS * BLOCK_VECTORS + THREADS - 1) / THREADS;  // vectors of the block that a thread stores
 
+// The ring buffer of this block's group.
 struct Ring {
   uint4* slots;  // [3][SPLITS][HEAD_VECTORS]
   int own[OWN];  // indices of the block's vectors that this thread stores, or negative
@@ -93,10 +94,12 @@ struct Ring {
   }
 };
 
+// Initialises the mbarriers of both buffers. The blocks of the cluster must synchronise afterwards.
 DEVICE void init_barriers(u32 barriers) {
   if (threadIdx.x == 0)
     for (int i = 0; i < 2 * SEGMENTS; i++) barrier_init(barriers + i * 8);
 }
+// Sets the number of bytes of h after which the mbarriers of a buffer complete their phase.
 DEVICE void expect_h(u32 barriers, int buffer, const ThreadCoord& coord) {
   if (threadIdx.x == 0)
     for (int i = 0; i < SEGMENTS; i++) barrier_expect(barriers + (buffer * SEGMENTS + i) * 8, H_BYTES / SEGMENTS / SENT_COLUMNS * coord.used_columns());

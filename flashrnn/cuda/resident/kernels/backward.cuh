@@ -10,6 +10,7 @@
 #include "resident/kernels/layers.cuh"
 #include "resident/kernels/reduce_scatter.cuh"
 
+// Loads this warp's tiles of R, transposed: rows are units of h, and the inner axis is the gates of this block's units.
 DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const ThreadCoord& coord) {
   weights.load(fragments, R, coord, [&](int i, int row, int column) {
     int in_chunk = i % (M_CHUNK * K_TILES), m = i / (M_CHUNK * K_TILES) * M_CHUNK + in_chunk % M_CHUNK;
@@ -19,6 +20,7 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
   });
 }
 
+// Clears buffers that are read without having been written.
 DEVICE void clear_operands(char* gates, u32* receive_buffer, float* magnitudes) {
   for (int i = threadIdx.x; i < GATE_BYTES / 2; i += THREADS)  // both buffers: nothing follows the last time step
     reinterpret_cast<u32*>(gates)[i] = 0;

@@ -42,6 +42,7 @@ DEVICE void read_cells(float (&v)[CELLS], const T* tile, int row, const ThreadCo
 DEVICE void store_pair(float* to, float a, float b) { *reinterpret_cast<float2*>(to) = make_float2(a, b); }
 DEVICE void store_pair(__half* to, float a, float b) { *reinterpret_cast<u32*>(to) = pack_gates(a, b); }
 
+// Stores a value for each valid cell of the lane, `offset` elements after the addresses of its pairs.
 template <class T>
 DEVICE void store_cells(const float (&v)[CELLS], T* const (&to)[PAIRS], i64 offset, const bool (&valid)[CELLS]) {
 #pragma unroll
@@ -220,6 +221,7 @@ struct Resets {
   const u32* words;  // [B][ceil(T / WORD)]
   u32 row[PAIRS], now[PAIRS], next[PAIRS];
   int last_word;
+  // Loads the words of step t, and starts to load those of step t + `step`, which is WORD or -WORD.
   DEVICE void start(const Params& params, const LaneCells& cells, int t, int step) {
     if (!RESET) return;
     words = params.resets, last_word = static_cast<int>((params.T - 1) / WORD);

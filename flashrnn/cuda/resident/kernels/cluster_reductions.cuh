@@ -23,6 +23,7 @@ struct ClusterReductions {
   const char* received;  // the parts, and an mbarrier for each buffer
   const ThreadCoord& coord;
   DEVICE u32 barrier(int buffer) const { return shared_address(received) + RECEIVED_BYTES + buffer * 8; }
+  // Initialises the mbarriers. The blocks of the cluster must synchronise afterwards.
   DEVICE void init() const {
     if (threadIdx.x == 0)
       for (int i = 0; i < EXCHANGE_BUFFERS; i++) barrier_init(barrier(i));

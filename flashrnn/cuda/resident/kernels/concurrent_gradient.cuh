@@ -11,7 +11,7 @@ static_assert(STAGES > (BYTES == 2 ? 2 : 1) && SHARED_BYTES_EXPECTED >= STAGES *
 // The sums that a warpgroup computes.
 struct Sums {
   float c[COLUMNS / 2] = {};
-  float load_sums[COLUMNS / 2];  // float32: sums within a load. Tensor cores truncate, which is too inaccurate for long sums
+  float load_sums[COLUMNS / 2];  // float32: sums of one load. Tensor cores truncate: inaccurate for long sums
 
   // Starts the products of a load. All warps of the warpgroup call this.
   DEVICE void add(u32 stage) {

@@ -11,6 +11,7 @@
 #include "resident/kernels/forward_cells.cuh"
 #include "resident/kernels/layers.cuh"
 
+// Loads this warp's tiles of R: rows are the recurrent gates of its unit tile, and the inner axis is its slice of h.
 DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const ThreadCoord& coord) {
   weights.load(fragments, R, coord, [&](int i, int row, int column) {
     int gate = i % GR, segment = i / GR / SEGMENT_TILES, unit = coord.tile_unit + row;
@@ -88,6 +89,7 @@ struct InputLoader {
     copy_commit();
   }
 };
+// Reads the inputs of the lane's cells from a stage. The block must have synchronised since the copies completed.
 DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoord& coord) {
   const input_number* tile = reinterpret_cast<const input_number*>(stage + coord.cell_tile() * INPUT_TILE_BYTES);
 #pragma unroll

@@ -151,6 +151,7 @@ DEVICE void step_cells(CarriedCells& carried, Results& results, const float (&v)
 }
 #endif
 
+// Stores the states after the last step.
 DEVICE void store_states(const float (&s)[STATES][CELLS], const Params& params, const LaneCells& cells) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++)

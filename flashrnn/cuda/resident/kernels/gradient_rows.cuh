@@ -5,7 +5,7 @@
 #include "kernels/previous_h.cuh"
 #include "resident/kernels/warpgroup.cuh"
 
-constexpr int TOGETHER = ROWS / CHUNK_UNIT;  // groups of CHUNK_UNIT rows in a load
+constexpr int TOGETHER = ROWS / CHUNK_UNIT;  // blocks of CHUNK_UNIT rows in a load
 // Bytes of a load in shared memory: all splits of the gates' gradients, then all splits of h.
 constexpr int BLOCK = ROWS * BLOCK_ROW;
 constexpr int LEFT = UNITS / BLOCK_COLUMNS * BLOCK, RIGHT = (COLUMNS + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS * BLOCK;

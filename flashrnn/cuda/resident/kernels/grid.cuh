@@ -7,9 +7,11 @@
 // A word that no rounding produces: a pair of NaNs other than the canonical one, which conversions return.
 constexpr u32 EMPTY = 0xffffffffu;
 
+// Stores 16 bytes that other blocks poll.
 DEVICE void publish(uint4* to, uint4 v) {
   asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
+// Loads 16 bytes, or their first word, from L2. They may not have arrived.
 DEVICE void peek(uint4& v, const uint4* from) {
   asm volatile("ld.relaxed.gpu.global.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
 }

@@ -101,6 +101,7 @@ struct GridReductions {
     }
     if (Part::PAIRS % 2) publish_phase(to + Part::PAIRS - 1, pair(Part::PAIRS - 1), phase);
   }
+  // A part as it is published, in pairs of words.
   template <class Part>
   struct Pairs {
     uint2 two[Part::PAIRS / 2 + 1][2], one;

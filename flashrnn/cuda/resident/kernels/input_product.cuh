@@ -3,8 +3,8 @@
 // gradients of its gates [rows, K]: these times W, which is [K, WIDTH], from the last step to the first. A block
 // computes COLUMNS of the WIDTH columns for all rows, ROWS at a time; its part of W stays in shared memory.
 //
-// A warp computes WARP_ROWS rows by WARP_COLUMNS columns. In each 32 columns of the product, column 2 l + e of tile i
-// holds column 8 l + 2 i + e of the result, so that a lane's sums of a row are eight neighbouring columns, which it
+// A warp computes WARP_ROWS rows by WARP_COLUMNS columns. In each 32 columns of the product, column 2l + e of tile i
+// holds column 8l + 2i + e of the result, so that a lane's sums of a row are eight neighbouring columns, which it
 // stores at once.
 #pragma once
 #include "kernels/common.cuh"
@@ -131,6 +131,7 @@ DEVICE void add_products(Sums& c, u32 stage, const Weights& weights, int depth, 
   }
 }
 
+// Rounds and stores the warp's sums, except for rows and columns that do not exist.
 DEVICE void store_sums(const Sums& c, scalar* product, const Chunk& chunk, int first_row, int first_column) {
   const int lane = threadIdx.x % 32;
 #pragma unroll

@@ -5,7 +5,7 @@
 
 // The left-operand fragments of mma that stay on the chip for the whole time loop, some in registers, the rest in
 // shared memory. Tile i of a warp is a 16 x 16 tile of R, or of R transposed, in SPLITS fragments. Row r of a fragment
-// is unit 2 r of the tile, and row r + 8 is unit 2 r + 1.
+// is unit 2r of the tile, and row r + 8 is unit 2r + 1.
 template <int TILES, int IN_REGISTERS, bool TRANSPOSED>
 struct Fragments {
   static constexpr int TOTAL = TILES * SPLITS;
@@ -152,6 +152,7 @@ struct Fragments {
       if constexpr (SCALED) even.multiply(scale.up), odd.multiply(scale.up);
     }
   }
+  // Returns the next split of each pair.
   static DEVICE void next_splits(u32 (&value)[4], Pair (&pairs)[4]) {
 #pragma unroll
     for (int r = 0; r < 4; r++) value[r] = pairs[r].next_split();
@@ -161,6 +162,7 @@ struct Fragments {
   struct Queue {
     u32 words[AHEAD + 1][4];
   };
+  // Starts to load a shared fragment into the queue.
   DEVICE void fetch(Queue& queue, int shared_fragment) const {
     if (shared_fragment >= TOTAL - IN_REGISTERS) return;
     u32(&a)[4] = queue.words[shared_fragment % (AHEAD + 1)];
@@ -168,6 +170,7 @@ struct Fragments {
     asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(shared + shared_fragment * 512));
   }
+  // Fills the queue before the first product of a step.
   DEVICE void start(Queue& queue) const {
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) fetch(queue, i);
@@ -260,6 +263,8 @@ struct SliceSums {
   const ThreadCoord& coord;
 
   DEVICE float part(int cell, int row) const { return c[row][tile_of(cell)][cell % 2 * 2 + second_of(cell)]; }
+  // Returns the address of the sums of cell q of lane `lane`, for the warp with cell slice `to`, from the warp with k
+  // slice `from`.
   DEVICE float* slot(int to, int from, int q, int lane) const {
     return sums + ((((coord.unit_tile * CELL_SLICES + to) * K_SLICES + from) * CELLS + q) * 32 + lane) * ROWS;
   }
@@ -277,6 +282,7 @@ struct SliceSums {
 #pragma unroll
       for (int j = 0; j < ROWS; j++) v[j] = from[j];
   }
+  // IN_ROWS: returns the address of one warp's sums of two neighbouring units.
   DEVICE float2* pair_of(int slice, int row, int sequence, int unit) const {
     return reinterpret_cast<float2*>(sums + ((slice * ROWS + row) * SEQUENCES + sequence / SPREAD) * SUM_PITCH + unit);
   }
@@ -318,6 +324,8 @@ struct SliceSums {
       for (int cell = 0; cell < 4; cell++) store_part(slot(cell / 2, coord.k_slice, 0, coord.lane + cell % 2 * 2), cell);
     named_barrier<TILE_THREADS>(1 + coord.unit_tile);
   }
+  // Adds up the sums that all warps of the tile have stored for the lane's cell. The tile's threads must have
+  // synchronised.
   DEVICE void reduce_stored(float (&u)[ROWS][CELLS]) const {
 #pragma unroll
     for (int from = 0; from < K_SLICES; from++) {

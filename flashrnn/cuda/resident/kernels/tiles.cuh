@@ -2,11 +2,11 @@
 //
 // A group of BLOCKS blocks runs one head for a tile of SEQS sequences: one block, a cluster or, with GRID, a
 // cooperative group of blocks anywhere on the GPU. A block owns UNIT_TILES tiles of 16 units. K_SLICES warps work on a
-// tile, each on a slice of the product's inner axis (slice-K). Row i of a 16-row fragment is unit 2 i of its tile, and
-// row i + 8 is unit 2 i + 1. So the lane with quad i (lane / 4) and lane_in_quad j (lane % 4) holds units 2 i, 2 i + 1
-// of sequences 2 j, 2 j + 1.
+// tile, each on a slice of the product's inner axis (slice-K). Row i of a 16-row fragment is unit 2i of its tile, and
+// row i + 8 is unit 2i + 1. So the lane with quad i (lane / 4) and lane_in_quad j (lane % 4) holds units 2i, 2i + 1 of
+// sequences 2j, 2j + 1.
 //
-// A "cell" is one unit of one sequence. Cell q of a lane is unit 2 i + q % 2 of sequence 8 (q / 4) + 2 j + q / 2 % 2.
+// A "cell" is one unit of one sequence. Cell q of a lane is unit 2i + q % 2 of sequence 8 (q / 4) + 2j + q / 2 % 2.
 // Special cases:
 //
 // SPREAD: if at most half of the SEQS columns are used, by one block or by the forward of a cluster with one warp per
@@ -15,12 +15,12 @@
 // DENSE (see tiling.py): for clusters whose steps reduce over units and use at most half of the columns. Lanes that
 // would have no cells take over some of other lanes' fragments, which they receive through the shared memory of
 // slice-K. Two warps of a tile then have its cells, each those of every second sequence, and the lane with quad i and
-// lane_in_quad j has unit 2 i + j / 2. In a grid whose steps reduce over units and whose lanes have one cell each (also
+// lane_in_quad j has unit 2i + j / 2. In a grid whose steps reduce over units and whose lanes have one cell each (also
 // BOTH_UNITS), the same holds for every four of the eight sequences. So a warp has all units of a sequence.
 //
 // IN_ROWS: if the steps of one block reduce over units, cells are redistributed through shared memory: a row of lanes,
-// at most a warp, has all units of a sequence and reduces over them by shuffles alone. Lane i of a row has units 2 i, 2
-// i + 1.
+// at most a warp, has all units of a sequence and reduces over them by shuffles alone. Lane i of a row has units 2i,
+// 2i + 1.
 //
 // SEQUENCES of the SEQS columns are used; the others are not exchanged. With ANY_SEQUENCES (clusters only), their
 // number is a kernel argument, so that one binary serves many batch sizes.

@@ -31,8 +31,8 @@ constexpr int REDUCTION_BYTES = IN_ROWS     ? 0
 // Returns how many of `count` units from `first` on are units of the head, not padding.
 DEVICE int real_units(int first, int count) { return PADDED == D ? count : max(min(D - first, count), 0); }
 
-// Reduce-scatter over the eight lanes with the same lane_in_quad: afterwards, values[i] is the total of value number 8
-// i + owned_value(lane).
+// Reduce-scatter over the eight lanes with the same lane_in_quad: afterwards, values[i] is the total of value number
+// 8i + owned_value(lane).
 template <int COUNT>
 DEVICE void reduce_scatter_lanes(float (&values)[COUNT], int lane) {
   int left = COUNT;

@@ -10,6 +10,7 @@
 
 constexpr int REDUCTION_COUNTER = 16;  // offset of the second counter, in the cache line of the first
 
+// The reductions of an item.
 struct UnitReductions {
   float* numbers;   // [value][SEQS][UNITS], in shared memory
   float* results;   // [result][SEQS]
@@ -24,6 +25,7 @@ struct UnitReductions {
         counter(params.counters + item.counter + REDUCTION_COUNTER), item(item), B(params.B) {}
   DEVICE bool has_sequence(int sequence) const { return item.sequence0 + sequence < B; }
   DEVICE static int units_of(int block) { return min(UNITS, D - block * UNITS); }
+  // Returns the address of a block's part of a sequence, in exchange `number`.
   DEVICE uint4* part(int number, int sequence, int block) const {
     return parts + ((number * SEQS + sequence) * UNIT_BLOCKS + block) * EXCHANGED_VECTORS;
   }

@@ -90,6 +90,7 @@ struct Stream {
 #pragma unroll
     for (int slot = 0; slot < DEPTH; slot++) load(slot, first, slot);
   }
+  // Loads vector number k of the warp, for all rows of an item, into a slot.
   DEVICE void load(int slot, const Item& item, int k) {
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++) ahead[slot][n] = load_once(R + item.matrix + (k * WARPS * ROW_TILES + n) * 32);
