@@ -14,7 +14,7 @@ from torch import Tensor
 from flashrnn._torch_private import copy_each as copy_each
 from flashrnn._torch_private import free_cublas_workspaces as free_cublas_workspaces
 from flashrnn.cells import Cell
-from flashrnn.cuda.ahead import begin
+from flashrnn.cuda.ahead import start_in_background
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.decoding.add_norm import WARPS, compile_add_norm, load_add_norm
 from flashrnn.cuda.decoding.choose import MOST_CLASSES, load_choose
@@ -103,7 +103,7 @@ def compile_ahead(model: ResidualModel) -> None:
     spec = model.spec
     kernel = spec.kernel
     norms = partial(compile_add_norm, kernel.heads, kernel.head_dim, kernel.dtype, kernel.gpu.arch)
-    begin(norms, partial(compile_step, spec))
+    start_in_background(norms, partial(compile_step, spec))
 
 
 class ModelStep:

@@ -1,4 +1,4 @@
-"""Compilation while other work goes on, in threads whose kernels are compiled in processes of their own."""
+"""Compilation in the background: threads whose kernels are compiled in processes of their own."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +11,9 @@ from flashrnn.cuda.nvrtc import compile_elsewhere
 
 @contextmanager
 def meanwhile(*compilations: Callable[[], object]) -> Iterator[None]:
-    """Run functions that compile kernels while the block runs, and wait for them at its end.
+    """Run functions that compile kernels in the background of the `with` block; wait for them at its end.
 
-    An error in one of them is left to whoever asks for that kernel next.
+    Their errors are ignored: the next caller that needs the kernel compiles it again and gets the error.
     """
     prepare()
     with ThreadPoolExecutor(len(compilations), initializer=compile_elsewhere) as pool:
@@ -22,10 +22,11 @@ def meanwhile(*compilations: Callable[[], object]) -> Iterator[None]:
         yield
 
 
-def begin(*compilations: Callable[[], object]) -> None:
-    """Run functions that compile kernels while the caller goes on; whoever asks for one of these kernels waits for it.
+def start_in_background(*compilations: Callable[[], object]) -> None:
+    """Run functions that compile kernels in the background, and return at once. A caller that needs one of the kernels
+    meanwhile waits for it.
 
-    An error in one of them is left to whoever asks for that kernel next.
+    Their errors are ignored: the next caller that needs the kernel compiles it again and gets the error.
     """
 
     def run(function: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""What the CUDA backends ask of a machine and of a cell."""
+"""What the CUDA backends require of a machine and of a cell."""
 
 from importlib.util import find_spec
 
@@ -9,7 +9,7 @@ from flashrnn.problem import Problem
 
 
 def unavailable(problem: Problem, dtypes: tuple[torch.dtype, ...]) -> str | None:
-    """Return why kernels for these dtypes cannot run the problem, whatever its sizes; None if they can."""
+    """Return why kernels for these dtypes cannot run the problem at any size; None if they can."""
     if problem.device.type != "cuda":
         return f"it runs on CUDA GPUs, not on {problem.device.type}"
     if torch.version.hip:
@@ -24,5 +24,5 @@ def unavailable(problem: Problem, dtypes: tuple[torch.dtype, ...]) -> str | None
 def _installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it would be in
+    except ModuleNotFoundError:  # the parent package is not installed
         return False

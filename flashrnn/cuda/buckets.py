@@ -1,8 +1,9 @@
-"""Batch buckets: one kernel for many batch sizes, so that whoever calls with all of them compiles few.
+"""Batch buckets: one kernel serves many batch sizes, so that a program that calls with all of them compiles few
+kernels.
 
-The solvers find a tiling for one batch size. Asked for every size, they give up to thirteen kernels. The FEW of these
-are taken whose largest slowdown over the fastest, by the solvers' estimates, is the smallest. If that is above
-SLOWEST, kernels with `KernelSpec.any_sequences` are considered as well.
+The solvers find a tiling for one batch size; asked for every size, they return up to thirteen different kernels. Of
+these, the FEW are selected whose largest estimated slowdown over the fastest kernel is smallest. If it exceeds SLOWEST,
+kernels with `KernelSpec.any_sequences` are considered as well.
 """
 
 import hashlib
@@ -16,26 +17,26 @@ from pathlib import Path
 from flashrnn.cache import cache_folder, store
 from flashrnn.cuda.spec import KernelSpec
 
-FEW = 6  # kernels of a direction for all batch sizes up to LARGEST
+FEW = 6  # kernels per direction for all batch sizes up to LARGEST
 LARGEST = 512
 SLOWEST = 1.06
 _SOLVED = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 60, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
-_JUDGED = (*range(1, 65), *range(66, 257, 2), *range(264, LARGEST + 1, 8))  # sizes between two have the larger's bucket
+_JUDGED = (*range(1, 65), *range(66, 257, 2), *range(264, LARGEST + 1, 8))  # sizes in between have the larger's bucket
 
 Kernel = tuple[int, bool]
 """The batch size whose tiling a kernel has, and its `KernelSpec.any_sequences`."""
 Ranges = tuple[tuple[int, Kernel], ...]
-"""The first batch size of a range, and the kernel that serves all of it."""
+"""Pairs of the first batch size of a range and the kernel that serves the range."""
 
 
 @dataclass(frozen=True)
 class Solver:
-    """What finds and judges the tilings of a backend's kernels.
+    """Finds and rates tilings of a backend's kernels.
 
     Attributes:
-        sources: the files with the problem and its estimates. Buckets are found anew when one changes.
-        best: the tiling that should be the fastest for a spec.
-        cycles: the estimate for a spec and the kernel of a tiling, which need not be of its batch.
+        sources: the files that define the problem and its estimates. Buckets are found again when one of them changes.
+        best: returns the tiling with the best estimate for a spec.
+        cycles: returns the estimate for a spec and a tiling, which may have been found for another batch size.
     """
 
     sources: tuple[str, ...]
@@ -44,24 +45,24 @@ class Solver:
 
 
 def bucket(spec: KernelSpec, solver: Solver) -> KernelSpec:
-    """Return the spec with the batch size whose tiling serves that of `spec`."""
+    """Return the spec with the batch size whose tiling serves the batch size of `spec`."""
     if spec.layers > 1:  # a search for every number of layers would take long
         return replace(spec, batch=min((size for size in _SOLVED if size >= spec.batch), default=spec.batch))
     ranges = _ranges(replace(spec.of_all_variants, batch=1), solver)
     if spec.batch > LARGEST:
-        return _of(spec, _fastest(spec.of_all_variants, solver, ranges))
-    return _of(spec, ranges[bisect_right([first for first, _ in ranges], spec.batch) - 1][1])
+        return _spec_for(spec, _fastest(spec.of_all_variants, solver, ranges))
+    return _spec_for(spec, ranges[bisect_right([first for first, _ in ranges], spec.batch) - 1][1])
 
 
-def _of(spec: KernelSpec, kernel: Kernel) -> KernelSpec:
+def _spec_for(spec: KernelSpec, kernel: Kernel) -> KernelSpec:
     return replace(spec, batch=kernel[0], any_sequences=kernel[1])
 
 
 @cache
 def _fastest(spec: KernelSpec, solver: Solver, ranges: Ranges) -> Kernel:
-    """Return the kernel that should be the fastest for a batch larger than all of theirs."""
+    """Return the kernel with the best estimate for a batch size above LARGEST."""
     kernels = sorted({kernel for _, kernel in ranges})
-    return min(kernels, key=lambda kernel: solver.cycles(spec, solver.best(_of(spec, kernel))))
+    return min(kernels, key=lambda kernel: solver.cycles(spec, solver.best(_spec_for(spec, kernel))))
 
 
 @cache
@@ -76,14 +77,14 @@ def _ranges(spec: KernelSpec, solver: Solver) -> Ranges:
 
 def _file(spec: KernelSpec, solver: Solver) -> Path:
     estimates = b"".join(Path(file).read_bytes() for file in (*solver.sources, __file__))
-    gpu = replace(spec.gpu, name="")  # by its data sheet it has another name than by its driver
+    gpu = replace(spec.gpu, name="")  # data sheet and driver give it different names
     sizes = spec.direction, spec.cell.key, spec.heads, spec.head_dim, spec.dtype, gpu, spec.variant.tf32, spec.steps
     identity = repr(sizes).encode() + estimates
     return cache_folder() / f"buckets-{hashlib.sha256(identity).hexdigest()[:32]}.json"
 
 
 def _read(file: Path) -> Ranges | None:
-    """Return the ranges that a file holds; None if it does not hold any."""
+    """Return the ranges stored in a file; None if it is missing or invalid."""
     try:
         found = tuple((first, (batch, any_)) for first, (batch, any_) in json.loads(file.read_text())["ranges"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -96,7 +97,7 @@ def _read(file: Path) -> Ranges | None:
 
 
 def find(spec: KernelSpec, solver: Solver) -> Ranges:
-    """Return the ranges for a spec, whatever its batch."""
+    """Return the ranges for a spec; its batch size is ignored."""
     cycles = _estimates(spec, solver, any_sequences=False)
     slowdown, taken = _best_few(cycles)
     if slowdown > SLOWEST:
@@ -108,19 +109,19 @@ def find(spec: KernelSpec, solver: Solver) -> Ranges:
 
 
 def _estimates(spec: KernelSpec, solver: Solver, any_sequences: bool) -> dict[Kernel, tuple[float, ...]]:
-    """Return the estimates for all _JUDGED batch sizes of the kernels that should be the fastest for some."""
+    """Return, for each kernel that is the best for some batch size, its estimates for all _JUDGED batch sizes."""
     tilings: dict[Hashable, Kernel] = {}
     for batch in _SOLVED:
         kernel = batch, any_sequences
-        tilings.setdefault(solver.best(_of(spec, kernel)), kernel)
-    found: dict[tuple[float, ...], Kernel] = {}  # tilings of one kernel have the same
+        tilings.setdefault(solver.best(_spec_for(spec, kernel)), kernel)
+    found: dict[tuple[float, ...], Kernel] = {}  # tilings of the same kernel have equal estimates
     for tiling, kernel in tilings.items():
         found.setdefault(tuple(solver.cycles(replace(spec, batch=batch), tiling) for batch in _JUDGED), kernel)
     return {kernel: estimates for estimates, kernel in found.items()}
 
 
 def _best_few(cycles: dict[Kernel, tuple[float, ...]]) -> tuple[float, list[Kernel]]:
-    """Return the smallest slowdown of any batch size that at most FEW kernels have, and these."""
+    """Return the smallest slowdown that at most FEW kernels can guarantee at every batch size, and these kernels."""
     fastest = [min(column) for column in zip(*cycles.values(), strict=True)]
     ratios = {one: [a / b for a, b in zip(row, fastest, strict=True)] for one, row in cycles.items()}
 
@@ -134,7 +135,7 @@ def _best_few(cycles: dict[Kernel, tuple[float, ...]]) -> tuple[float, list[Kern
 
 
 def _cover(serves: dict[Kernel, int], missing: int, most: int) -> list[Kernel] | None:
-    """Return at most `most` kernels that together serve all that is missing, as bits of batch sizes; None without."""
+    """Return at most `most` kernels that together serve all bits of `missing` (batch sizes); None if there are none."""
     if not missing:
         return []
     if not most:

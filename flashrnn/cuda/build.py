@@ -1,8 +1,8 @@
 """Compiles kernels with NVRTC and caches the binaries on disk.
 
-The file name of a binary is a hash of everything that shaped it, and next to it is a readable record. Of several
-processes that need the same binary, one compiles it and the others wait. Both files are written under a temporary name
-and renamed. A binary without a record of its checksum is built again.
+The file name of a binary is a hash of everything that determines it; a readable record is stored beside it. If several
+processes need the same binary, one compiles it and the others wait. Both files are written under temporary names and
+then renamed. A binary without a valid checksum in its record is compiled again.
 """
 
 import hashlib
@@ -18,31 +18,31 @@ from flashrnn.cuda import nvrtc
 from flashrnn.forking import lock_that_forks_wait_for
 from flashrnn.problem import KernelUnavailable, making_kernels
 
-SOURCES = Path(__file__).parent  # of kernels: what they include is named from here
+SOURCES = Path(__file__).parent  # names of included files are relative to this folder
 _OPTIONS = (
     "--std=c++17",
     "--device-as-default-execution-space",
-    "--disable-warnings",  # constants that only the other direction's kernel uses
+    "--disable-warnings",  # constants that only the kernel of the other direction uses
     "--ptxas-options=-v",
 )
 
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled kernel and what the compiler reports of it."""
+    """A compiled kernel, and the resources that the compiler reports for it."""
 
     code: bytes
     entry: str
     registers: int  # per thread
-    spilled: int  # bytes per thread, that registers could not hold
+    spilled: int  # bytes per thread
     path: Path
 
 
 @cache
 def build(prelude: str, header: str, entry: str, arch: str, made_for: str = "") -> Binary:
-    """Return the kernel `entry` of the file `header`, compiled after `prelude` for `arch`, or from the cache.
+    """Return kernel `entry` of the file `header`, compiled after `prelude` for `arch`, or read from the cache.
 
-    `made_for` is written to the record, for people; the same binary may serve other specs.
+    `made_for` is written to the record for people who read it; the same binary may serve other specs.
     """
     source = f'{prelude}\n#include "{header}"\n'
     identity = {
@@ -58,7 +58,7 @@ def build(prelude: str, header: str, entry: str, arch: str, made_for: str = "") 
     cached = _read(path, entry)
     if cached is None:
         with one_at_a_time(path.with_suffix(".lock")):
-            cached = _read(path, entry)  # another process may have compiled it meanwhile
+            cached = _read(path, entry)  # another process may have compiled it
             if cached is None:
                 code, log = _compile(source, entry, arch)
                 cached = Binary(code, entry, *_resources(log), path)
@@ -70,7 +70,7 @@ def _compile(source: str, entry: str, arch: str) -> tuple[bytes, str]:
     with making_kernels(f"{entry} does not compile for {arch} with {_compiler()}"):
         options = [f"-arch={arch}", *_OPTIONS]
         options += [f"--include-path={folder}" for folder in (str(SOURCES), *_cuda_headers())]
-        if nvrtc_version() >= (12, 9):  # which has a cache of its own, without registers and spills in the log
+        if nvrtc_version() >= (12, 9):  # NVRTC's own cache would leave registers and spills out of the log
             options.append("--no-cache")
         return nvrtc.compiled(source, entry, options)
 
@@ -87,7 +87,7 @@ def _cuda_headers() -> list[str]:
     return [folder]
 
 
-_IMPORTING = lock_that_forks_wait_for()  # two threads at once cannot import it
+_IMPORTING = lock_that_forks_wait_for()  # concurrent imports of this module fail
 
 
 @cache
@@ -104,7 +104,8 @@ def _compiler() -> str:
 
 
 def prepare() -> None:
-    """Find out once what names binaries: threads that do so while another is busy wait for it at every file."""
+    """Compute once what names of binaries depend on. Otherwise, threads that compute it while another thread is busy
+    wait for it at every file."""
     sources_hash()
     with suppress(KernelUnavailable):
         _compiler()
@@ -127,7 +128,7 @@ def _resources(log: str) -> tuple[int, int]:
 
 
 def _read(path: Path, entry: str) -> Binary | None:
-    """Return the binary at `path`; None if it is not there, or not what `_write` wrote."""
+    """Return the binary at `path`; None if it is missing or is not what `_write` wrote."""
     try:
         code, record = path.read_bytes(), json.loads(path.with_suffix(".json").read_text())
         if record["sha256"] == hashlib.sha256(code).hexdigest():
@@ -138,7 +139,7 @@ def _read(path: Path, entry: str) -> Binary | None:
 
 
 def _write(binary: Binary, identity: dict) -> None:
-    """Store the binary, and then the record with its checksum."""
+    """Store the binary, then the record with its checksum."""
     resources = {"registers": binary.registers, "spilled": binary.spilled}
     record = {"sha256": hashlib.sha256(binary.code).hexdigest(), **resources, **identity}
     store({binary.path: binary.code, binary.path.with_suffix(".json"): json.dumps(record, indent=2).encode()})

@@ -1,4 +1,4 @@
-"""Kernels that have one variant for each dtype."""
+"""Kernels with one variant per dtype."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class DtypeKernel:
     """The kernel flashrnn_<name> of kernels/<name>.cuh.
 
     Args:
-        threads: of a block, BLOCK_THREADS in the header.
+        threads: threads per block; BLOCK_THREADS in the header.
         parameters: returns the kernel's parameters for a dtype.
     """
 
@@ -27,21 +27,21 @@ class DtypeKernel:
     parameters: Callable[[torch.dtype], Parameters]
 
     def launch(self, threads: int, arguments: Mapping[str, Argument], dtype: torch.dtype, device: int) -> None:
-        """Launch the fewest blocks with this many threads."""
+        """Launch as many blocks as provide at least this number of threads."""
         loaded(self, dtype, device).launch(-(-threads // self.threads), arguments)
 
     def compile(self, dtype: torch.dtype, gpu: Gpu) -> Binary:
-        """Return the kernel; this needs no GPU."""
+        """Return the compiled kernel. This needs no GPU."""
         return build(self.prelude(dtype), f"kernels/{self.name}.cuh", f"flashrnn_{self.name}", gpu.arch)
 
     def prelude(self, dtype: torch.dtype) -> str:
-        """Return the source before the header."""
+        """Return the printed source before the header."""
         constants = definitions(dtype, {"BLOCK_THREADS": self.threads}, {})
         return "\n".join((constants, declaration(self.parameters(dtype))))
 
 
 @cache
 def loaded(kernel: DtypeKernel, dtype: torch.dtype, device: int) -> LoadedKernel:
-    """Return the kernel on a GPU."""
+    """Return the kernel, loaded on a GPU."""
     binary = kernel.compile(dtype, device_gpu(device))
     return load(binary, kernel.parameters(dtype), device, kernel.threads, 0, 1, False)

@@ -1,4 +1,5 @@
-"""What has left the time loop of a cell (`cells.hoisting`), in a kernel of its own for all time steps at once."""
+"""The part of a cell that `cells.hoisting` moves out of the time loop, computed by a kernel for all time steps at
+once."""
 
 from functools import cache
 
@@ -17,14 +18,14 @@ from flashrnn.gpu import Gpu, device_gpu
 from flashrnn.memory_format import aligned, empty_in_format, in_format
 from flashrnn.products import places
 
-_CELLS, _THREADS = 4, 1024  # units of a thread, if a block need not have more than so many threads
+_CELLS, _THREADS = 4, 1024  # units per thread, unless that needs more threads than the second number
 
 
 def values(parts: Hoisted, Wx: Tensor, b: Tensor, training: bool) -> Tensor:
-    """Return the values [B, T, V, N, D] of inputs Wx [B, T, Gi, N, D] and biases b [G, N, D] of the whole cell.
+    """Return the values [B, T, V, N, D] for inputs Wx [B, T, Gi, N, D] and biases b [G, N, D] of the whole cell.
 
-    They are in `residual_dtype`: a tensor of bfloat16 has the bits of float16.
-    Raises KernelUnavailable before it computes anything, with `training` also where `gradients` would.
+    They have the format of `residual_dtype`: a tensor of dtype bfloat16 holds the bits of float16 numbers. Raises
+    KernelUnavailable before any computation; with `training`, also if `gradients` would raise it.
     """
     Wx, (N, D) = aligned(in_format(Wx, Wx)), Wx.shape[3:]
     sizes = parts, N, D, Wx.dtype, b.dtype, Wx.device.index
@@ -38,7 +39,7 @@ def values(parts: Hoisted, Wx: Tensor, b: Tensor, training: bool) -> Tensor:
 
 
 def gradients(parts: Hoisted, Wx: Tensor, b: Tensor, d_values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of Wx and, in float32, of the biases of the part's gates [gates, N, D]."""
+    """Return the gradient of Wx and, in float32, that of the biases of the part's gates [gates, N, D]."""
     Wx, (N, D) = aligned(in_format(Wx, Wx)), Wx.shape[3:]
     d_Wx = empty_in_format(Wx, *Wx.shape[2:])
     kernel = _kernel("backward", parts, N, D, Wx.dtype, b.dtype, Wx.device.index)
@@ -58,7 +59,7 @@ def gradients(parts: Hoisted, Wx: Tensor, b: Tensor, d_values: Tensor) -> tuple[
 
 
 def _blocks(kernel: LoadedKernel, rows: int, heads: int) -> int:
-    """Return the blocks of all heads: as many as run at once, or one for each row."""
+    """Return the number of blocks for all heads: as many as are co-resident, but at most one per row and head."""
     return heads * min(rows, max(kernel.at_once // heads, 1))
 
 
@@ -74,7 +75,7 @@ def _kernel(
 def compile_kernel(
     direction: str, parts: Hoisted, heads: int, head_dim: int, dtype: torch.dtype, bias: torch.dtype, gpu: Gpu
 ) -> Binary:
-    """Return the kernel of a direction, for biases in a dtype; this needs no GPU."""
+    """Return the compiled kernel of a direction, for biases of dtype `bias`. This needs no GPU."""
     source = prelude(parts, direction, heads, head_dim, dtype, bias)
     return build(
         source, "kernels/hoisted.cuh", "flashrnn_hoisted", gpu.arch, f"inputs of {parts.cell.name}, {direction}"
@@ -82,7 +83,7 @@ def compile_kernel(
 
 
 def prelude(parts: Hoisted, direction: str, heads: int, head_dim: int, dtype: torch.dtype, bias: torch.dtype) -> str:
-    """Return the source before the header."""
+    """Return the printed source before the header."""
     function, vectors = hoisted_function(parts, direction)
     threads, cells = _shape(head_dim)
     constants = {
@@ -112,13 +113,13 @@ def prelude(parts: Hoisted, direction: str, heads: int, head_dim: int, dtype: to
 
 
 def block(parts: Hoisted, direction: str, head_dim: int) -> tuple[int, int]:
-    """Return the threads of a block, and the bytes of its shared memory: two buffers of vectors of each warp."""
+    """Return the threads of a block and its bytes of shared memory, which has two buffers of vectors for each warp."""
     threads, _ = _shape(head_dim)
     return threads, 2 * threads // 32 * 16 * hoisted_function(parts, direction)[1]
 
 
 def _shape(head_dim: int) -> tuple[int, int]:
-    """Return the threads of a block and the units of each."""
+    """Return the threads of a block and the units per thread."""
     cells = _CELLS
     while head_dim > cells * _THREADS:
         cells *= 2

@@ -17,11 +17,11 @@ from flashrnn.problem import KernelUnavailable, making_kernels
 
 
 class LoadedKernel:
-    """A kernel on one GPU, with its launch shape: blocks of `threads` threads in groups of `blocks`.
+    """A kernel on one GPU and its launch shape: blocks of `threads` threads in groups of `blocks` blocks.
 
-    A group is a cluster or, with `grid`, a cooperative group: blocks anywhere on the GPU that run at the same time. A
-    `dependent` kernel is a programmatic dependent launch: it begins once all blocks of the kernel before it in the
-    stream have called griddepcontrol.launch_dependents.
+    A group is a cluster or, with `grid`, a cooperative group: blocks anywhere on the GPU that are co-resident. A
+    `dependent` kernel is launched by programmatic dependent launch: it begins once all blocks of the previous kernel in
+    the stream have called griddepcontrol.launch_dependents.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class LoadedKernel:
         from cuda.core import Device, ObjectCode
 
         refusal = f"{binary.entry} cannot be loaded on {device_gpu(device).name}"
-        with making_kernels(refusal), torch.cuda.device(device):  # which puts back the caller's
+        with making_kernels(refusal), torch.cuda.device(device):  # restores the caller's device
             Device(device).set_current()
             self._kernel = ObjectCode.from_cubin(binary.code, name=str(binary.path)).get_kernel(binary.entry)
-        self._function = driver.CUfunction(int(self._kernel.handle))  # both would make an object for each launch
+        self._function = driver.CUfunction(int(self._kernel.handle))  # otherwise, each launch would create both
         self.device, self.threads, self.shared_bytes, self.blocks, self.grid, self.dependent = (
             device, threads, shared_bytes, blocks, grid, dependent,
         )  # fmt: skip
@@ -63,8 +63,8 @@ class LoadedKernel:
             self.at_once = self._groups_at_once()
         if not self.at_once:
             raise KernelUnavailable(
-                f"{binary.entry}: this GPU cannot run {blocks} blocks with {shared_bytes} bytes of shared memory "
-                "each at a time; another process or a partition (MIG) may hold part of it"
+                f"{binary.entry}: this GPU cannot run {blocks} blocks with {shared_bytes} bytes of shared memory each "
+                "at the same time; another process or a partition (MIG) may hold part of it"
             )
 
     def _groups_at_once(self) -> int:
@@ -78,17 +78,18 @@ class LoadedKernel:
         return occupancy.max_active_clusters(config, stream=_current_stream(self.device))
 
     def waves(self, groups: int) -> Iterator[tuple[int, int]]:
-        """Yield (first group, number of groups) of each launch: with `grid`, whose blocks wait for each other, as many
-        launches as it takes for all blocks of each to run at once; otherwise one."""
+        """Yield (first group, number of groups) of each launch. Blocks of a `grid` wait for each other, so each of its
+        launches has only as many groups as are co-resident; otherwise, there is one launch."""
         wave = self.at_once if self.grid else groups
         return ((first, min(wave, groups - first)) for first in range(0, groups, wave))
 
     def with_known(self, **arguments: int) -> "Launch":
-        """Return launches with these arguments, the last ones of the kernel, filled in."""
+        """Return a launcher in which these arguments, the last ones of the kernel, are bound."""
         return Launch(self, Packed(self._parameters, arguments))
 
     def run(self, groups: int, arguments: int) -> None:
-        """Launch `groups` groups of blocks; `arguments` is the address of all arguments' addresses."""
+        """Launch `groups` groups of blocks. `arguments` is the address of an array with the addresses of all
+        arguments."""
         if current_device() != self.device:
             with torch.cuda.device(self.device):
                 return self.run(groups, arguments)
@@ -101,7 +102,8 @@ class LoadedKernel:
             raise RuntimeError(f"launching {groups} groups of {self.blocks} blocks failed: {error.name}")
 
     def _enter_context(self) -> None:
-        """Make the GPU current for a thread that has not used it, as autograd's where memory is cached."""
+        """Make the GPU's context current in a thread that has not used it: autograd's threads, if their memory comes
+        from the cache."""
         from cuda.core import Device
 
         Device(self.device).set_current()
@@ -138,14 +140,14 @@ class LoadedKernel:
 
 
 class Launch:
-    """Launches of a kernel."""
+    """Launches a kernel."""
 
     def __init__(self, kernel: LoadedKernel, packed: Packed) -> None:
         self._kernel, self._packed, self._packing = kernel, packed, Lock()
 
     def __call__(self, groups: int, arguments: Mapping[str, Argument]) -> None:
-        """Launch `groups` groups of blocks; `arguments` are all but the known ones."""
-        with self._packing:  # the driver copies the arguments before it returns, but lets other threads run meanwhile
+        """Launch `groups` groups of blocks with these arguments and the bound ones."""
+        with self._packing:  # the driver copies the arguments before it returns, but other threads may run in between
             self._packed.pack(arguments)
             self._kernel.run(groups, self._packed.address)
 
@@ -154,9 +156,10 @@ load = cache(LoadedKernel)
 
 
 def zeros(device: int, size: int) -> Tensor:
-    """Return `size` zero bytes, or more, on a GPU, for kernels on PyTorch's current stream, which must not write there.
+    """Return at least `size` zero bytes on a GPU, for kernels on PyTorch's current stream, which must not write to
+    them.
 
-    They are cached for later calls. A CUDA graph fills its own, which live as long as it does.
+    They are cached for later calls. A CUDA graph that is being captured gets its own, which live as long as the graph.
     """
     if current_device() == device:
         return _zeros(device, size)
@@ -171,8 +174,8 @@ def _zeros(device: int, size: int) -> Tensor:
 
 
 def read_only_zeros(like: Tensor, *shape: int) -> Tensor:
-    """Return zeros in the dtype of `like`, on its device, that nobody may change. On a GPU, filling them would take as
-    long as a narrow copy."""
+    """Return zeros of this shape, with the dtype and device of `like`, which nobody may write to. On a GPU, this avoids
+    a fill, which would take as long as a narrow copy."""
     if not like.is_cuda:
         return like.new_zeros(shape)
     size = prod(shape) * like.itemsize
@@ -181,9 +184,10 @@ def read_only_zeros(like: Tensor, *shape: int) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _cached_zeros(device: int, stream: int, size: int) -> Tensor:
-    """Return zeros of PyTorch's allocator for one stream: whoever gets their memory next runs later on that stream.
+    """Return zeros from PyTorch's allocator for one stream, so that the next owner of this memory runs later on that
+    stream.
 
-    Another thread allocates them, because this one may allocate from the memory pool of a CUDA graph that it is about
+    Another thread allocates them: this thread's allocations may go to the memory pool of a CUDA graph that it is about
     to capture, in which nothing may outlive the graph.
     """
 
@@ -200,7 +204,8 @@ def _new_zeros(size: int) -> Tensor:
 
 
 def _current_stream(device: int):
-    """Return PyTorch's current stream as cuda-core's. Not cached: all GPUs' default streams have the same handle."""
+    """Return PyTorch's current stream as a cuda-core stream. Not cached, because the default streams of all GPUs have
+    the same handle."""
     from cuda.core import Stream
 
     return Stream.from_handle(current_stream(device))

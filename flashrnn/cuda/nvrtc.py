@@ -1,6 +1,6 @@
-"""NVRTC, in this process or in one of its own: in a process it compiles one program after the other.
+"""NVRTC, in this process or in a process of its own, because NVRTC compiles only one program at a time per process.
 
-A process of its own runs this file as a program. It imports neither PyTorch nor this package, and starts in 0.2 s.
+A process of its own runs this file as a script. It imports neither PyTorch nor this package, and starts in 0.2 s.
 """
 
 import json
@@ -14,12 +14,12 @@ _THREAD = local()
 
 
 def compile_elsewhere() -> None:
-    """Let programs of this thread be compiled in processes of their own from now on."""
+    """Make this thread compile its programs in processes of their own from now on."""
     _THREAD.elsewhere = True
 
 
 def compiled(source: str, name: str, options: list[str]) -> tuple[bytes, str]:
-    """Return a program's binary and the compiler's log; raise RuntimeError, with that log, for a mistake in it."""
+    """Return a program's binary and the compiler's log. Raises RuntimeError with that log if the program is invalid."""
     if getattr(_THREAD, "elsewhere", False) and (done := _in_own_process(source, name, options)) is not None:
         return done
     return _compile(source, name, options)
@@ -50,8 +50,8 @@ def _compile(source: str, name: str, options: list[str]) -> tuple[bytes, str]:
 
 
 def _in_own_process(source: str, name: str, options: list[str]) -> tuple[bytes, str] | None:
-    """Return the result of `_compile` in another process; None if it fails there, for whatever reason."""
-    if not Path(sys.executable or "").name.startswith("python"):  # in a program that embeds Python it is that program
+    """Return the result of `_compile` in another process; None if it fails there for any reason."""
+    if not Path(sys.executable or "").name.startswith("python"):  # then it is a program that embeds Python
         return None
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     given = {"input": json.dumps([source, name, options]).encode(), "capture_output": True, "env": environment}

@@ -1,8 +1,9 @@
-"""The parameters of kernels, named once: printed for the compiler, checked, and packed for the driver.
+"""The parameters of kernels: defined once, printed for the compiler, checked, and packed for the driver.
 
-A kernel takes them as a list and makes `Params` of it, whose members its functions read. With the struct itself as the
-parameter, the compiler gives out registers differently, and the loops of some kernels get up to 47 instructions more
-(docs/dev/log.md). Structs that read members later hold a copy: a reference to `Params` costs instructions, too.
+A kernel takes them as a list and builds the struct `Params` of them, whose members its functions read. With the struct
+itself as the parameter, the compiler allocates registers differently, and the loops of some kernels get up to 47
+instructions more (docs/dev/log.md). Structs that read members later hold a copy of `Params`, because a reference also
+costs instructions.
 """
 
 import ctypes
@@ -23,12 +24,12 @@ from flashrnn.residual import head_numbers, residual_dtype
 
 @dataclass(frozen=True)
 class Parameter:
-    """A kernel's parameter, of 8 bytes: a number, or a pointer to a tensor."""
+    """A kernel parameter of 8 bytes: a number or a pointer to a tensor."""
 
     name: str
-    type: str  # in CUDA
-    dtype: torch.dtype | None = None  # of a tensor; None for a number, or for a tensor of any
-    shape: tuple[int | str, ...] = ()  # of a tensor, with numbers among the parameters by name; (): not checked
+    type: str  # in CUDA C++
+    dtype: torch.dtype | None = None  # of a tensor; None for a number, or a tensor of any dtype
+    shape: tuple[int | str, ...] = ()  # of a tensor; names refer to other parameters, () is not checked
 
 
 Parameters = tuple[Parameter, ...]
@@ -36,9 +37,10 @@ Argument = Tensor | int | None  # a number or an address; None is a null pointer
 
 
 def declaration(parameters: Parameters) -> str:
-    """Return `Params`, and the two lists by which a kernel makes it: `Params params{PARAMETER_NAMES};`.
+    """Return the definition of `Params`, and two lists from which a kernel builds it: `Params
+    params{PARAMETER_NAMES};`.
 
-    The names that a kernel takes end with _, so that it can read members of `params` alone.
+    The kernel's own parameters have names that end with _, so that its code can only read the members of `params`.
     """
     shapes = [f"  // [{', '.join(map(str, one.shape))}]" if one.shape else "" for one in parameters]
     members = [f"  {one.type} {one.name};{shape}" for one, shape in zip(parameters, shapes, strict=True)]
@@ -48,7 +50,8 @@ def declaration(parameters: Parameters) -> str:
 
 
 def check(parameters: Parameters, arguments: Mapping[str, Argument]) -> None:
-    """Raise TypeError for a tensor that is not what its parameter says; one of bytes or without elements may be any."""
+    """Raise TypeError if a tensor does not match its parameter. Tensors of bytes and empty tensors are accepted for
+    any."""
     for one in parameters:
         x = arguments[one.name]
         if not isinstance(x, Tensor) or not x.numel() or x.dtype == torch.uint8 or one.dtype is None:
@@ -56,26 +59,26 @@ def check(parameters: Parameters, arguments: Mapping[str, Argument]) -> None:
         shape = [arguments[size] if isinstance(size, str) else size for size in one.shape]
         if x.dtype != one.dtype or (shape and x.numel() != prod(shape)):
             wanted = f"{one.dtype} {shape or ''}".strip()
-            raise TypeError(f"the kernel's {one.name} ({one.type}) is {wanted}; got {x.dtype} {list(x.shape)}")
+            raise TypeError(f"the kernel's {one.name} ({one.type}) must be {wanted}; got {x.dtype} {list(x.shape)}")
 
 
 class Packed:
-    """A kernel's arguments in memory, as the driver takes them; those at the end may be known beforehand."""
+    """The arguments of a kernel in the memory layout that the driver takes. The last ones may be bound in advance."""
 
     def __init__(self, parameters: Parameters, known: Mapping[str, int]) -> None:
         names = [one.name for one in parameters]
         self._parameters, self._known, self._checked = parameters, dict(known), False
         self._names = tuple(names[: len(names) - len(known)])
         if set(names[len(self._names) :]) != set(known):
-            raise TypeError(f"known beforehand can be the last of {names}, not {list(known)}")
+            raise TypeError(f"only the last of {names} can be bound in advance, not {list(known)}")
         self._values = (ctypes.c_int64 * len(names))(*(known.get(name, 0) for name in names))
         first = ctypes.addressof(self._values)
         self._pointers = (ctypes.c_void_p * len(names))(*range(first, first + 8 * len(names), 8))
         self._pack = struct.Struct(f"{len(self._names)}q").pack_into
-        self.address = ctypes.addressof(self._pointers)  # of the addresses of all arguments
+        self.address = ctypes.addressof(self._pointers)  # of the array of addresses of all arguments
 
     def pack(self, arguments: Mapping[str, Argument]) -> None:
-        """Take the arguments that are not known beforehand; types are checked the first time."""
+        """Pack the arguments that are not bound. Their types are checked the first time."""
         if tuple(arguments) != self._names:
             arguments = self._in_order(arguments)
         if not self._checked:
@@ -91,12 +94,12 @@ class Packed:
 
 
 def fused(spec: KernelSpec) -> Parameters:
-    """Return those of {forward,backward}.cuh in resident/kernels."""
+    """Return the parameters of {forward,backward}.cuh in resident/kernels."""
     return _fused_forward(spec) if spec.direction == "forward" else _fused_backward(spec)
 
 
 def streaming(spec: KernelSpec) -> Parameters:
-    """Return those of {forward,backward}.cuh in streaming/kernels."""
+    """Return the parameters of {forward,backward}.cuh in streaming/kernels."""
     return _stream_forward(spec) if spec.direction == "forward" else _stream_backward(spec)
 
 
@@ -104,8 +107,8 @@ def _numbers(*names: str) -> Parameters:
     return tuple(Parameter(name, "i64") for name in names)
 
 
-class _Of:
-    """Makes the tensors among a kernel's parameters, of numbers by their names in kernels/common.cuh."""
+class _Tensors:
+    """Creates the tensor parameters of a kernel, from the names of their element types in kernels/common.cuh."""
 
     def __init__(self, spec: KernelSpec) -> None:
         self._dtypes = {
@@ -118,46 +121,48 @@ class _Of:
         }
 
     def reads(self, name: str, number: str, *shape: int | str) -> Parameter:
-        """Return a tensor that is only read while the kernel runs."""
+        """Return a parameter for a tensor that is only read during the kernel."""
         return Parameter(name, f"const {number}* __restrict__", self._dtypes[number], shape)
 
     def writes(self, name: str, number: str, *shape: int | str) -> Parameter:
-        """Return a tensor that the kernel writes, in memory of its own."""
+        """Return a parameter for a tensor that the kernel writes and that shares its memory with no other."""
         return Parameter(name, f"{number}* __restrict__", self._dtypes[number], shape)
 
     def shares(self, name: str, number: str, *shape: int | str) -> Parameter:
-        """Return a tensor whose memory others write to as well."""
+        """Return a parameter for a tensor whose memory is also written through other pointers, by other blocks or by
+        another kernel."""
         return Parameter(name, f"{number}*", self._dtypes[number.removeprefix("const ")], shape)
 
 
 B, T = "B", "T"
-# Bytes between steps are arguments because the loop does not recompute what is in constant memory.
-_OF_FUSED = _numbers(
+# Strides in bytes between steps are arguments, because the time loop does not recompute what is in constant memory.
+_FUSED_NUMBERS = _numbers(
     "B", "T", "row_b", "row_t", "first_group", "x_step", "h_step", "aux_step", "gates_step", "used_sequences"
 )
 
 
 def _fused_forward(spec: KernelSpec) -> Parameters:
-    of, (S, G, GI, GR, _), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
+    tensors, (S, G, GI, GR, _), N, D = _Tensors(spec), _counts(spec), spec.heads, spec.head_dim
     return (
-        of.reads("x", "scalar", B, T, GI, N, D),
-        of.reads("R", "scalar", GR, N, D, D),
-        of.reads("bias", "scalar" if spec.variant.half_bias else "float", G, N, D),
-        of.reads("initial", "float", S, B, N, D),
-        of.reads("resets", "u32"),
-        of.writes("h", "scalar", B, T, N, D),
-        of.writes("aux", "aux_number", S - 1, B, T, N, D),
-        of.writes("last", "float", S, B, N, D),
-        of.writes("gates", "gate", B, T, N, head_numbers(spec.cell, N, D, spec.dtype)),
+        tensors.reads("x", "scalar", B, T, GI, N, D),
+        tensors.reads("R", "scalar", GR, N, D, D),
+        tensors.reads("bias", "scalar" if spec.variant.half_bias else "float", G, N, D),
+        tensors.reads("initial", "float", S, B, N, D),
+        tensors.reads("resets", "u32"),
+        tensors.writes("h", "scalar", B, T, N, D),
+        tensors.writes("aux", "aux_number", S - 1, B, T, N, D),
+        tensors.writes("last", "float", S, B, N, D),
+        tensors.writes("gates", "gate", B, T, N, head_numbers(spec.cell, N, D, spec.dtype)),
         Parameter("workspace", "uint4*", torch.uint8),
         Parameter("launch", "u64"),
         *(_chunks() if spec.layers > 1 else ()),
-        *_OF_FUSED,
+        *_FUSED_NUMBERS,
     )
 
 
 def _chunks() -> Parameters:
-    """Return the counters of chunks that a kernel waits for, how many blocks count each, and those that it counts."""
+    """Return the counters of chunks that the kernel waits for, the number of blocks that count each, and the counters
+    that it increments."""
     return (
         Parameter("arrived", "const u32*", torch.int32),
         *_numbers("producers"),
@@ -166,51 +171,51 @@ def _chunks() -> Parameters:
 
 
 def _fused_backward(spec: KernelSpec) -> Parameters:
-    of, (S, G, GI, GR, GU), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
-    of_states = range(S - 1) if spec.variant.d_aux else ()
+    tensors, (S, G, GI, GR, GU), N, D = _Tensors(spec), _counts(spec), spec.heads, spec.head_dim
+    other_states = range(S - 1) if spec.variant.d_aux else ()
     return (
-        of.reads("R", "scalar", GR, N, D, D),
-        *([of.reads("bias", "float", G, N, D)] if constant(spec.cell) else []),  # gates that are not stored
-        of.reads("initial", "float", S, B, N, D),
-        of.reads("resets", "u32"),
-        of.reads("h", "scalar", B, T, N, D),
-        of.reads("aux", "aux_number", S - 1, B, T, N, D),
-        of.reads("first_aux", "aux_number", S - 1, B, N, D),
-        of.shares("gates", "const gate", B, T, N, head_numbers(spec.cell, N, D, spec.dtype)),
-        of.reads("d_h", "scalar", B, T, N, D),
-        *(of.reads(f"d_aux_{i}", "float", B, T, N, D) for i in of_states),
-        of.reads("d_last", "float", S, B, N, D),
-        of.shares("d_x", "scalar", B, T, GI, N, D),  # may have the memory of gates
-        of.writes("d_u", "scalar", B, T, GU, N, D),
-        of.writes("d_bias", "float"),
-        of.writes("d_initial", "float", S, B, N, D),
+        tensors.reads("R", "scalar", GR, N, D, D),
+        *([tensors.reads("bias", "float", G, N, D)] if constant(spec.cell) else []),  # for gates that are not stored
+        tensors.reads("initial", "float", S, B, N, D),
+        tensors.reads("resets", "u32"),
+        tensors.reads("h", "scalar", B, T, N, D),
+        tensors.reads("aux", "aux_number", S - 1, B, T, N, D),
+        tensors.reads("first_aux", "aux_number", S - 1, B, N, D),
+        tensors.shares("gates", "const gate", B, T, N, head_numbers(spec.cell, N, D, spec.dtype)),
+        tensors.reads("d_h", "scalar", B, T, N, D),
+        *(tensors.reads(f"d_aux_{i}", "float", B, T, N, D) for i in other_states),
+        tensors.reads("d_last", "float", S, B, N, D),
+        tensors.shares("d_x", "scalar", B, T, GI, N, D),  # may alias gates
+        tensors.writes("d_u", "scalar", B, T, GU, N, D),
+        tensors.writes("d_bias", "float"),
+        tensors.writes("d_initial", "float", S, B, N, D),
         Parameter("progress", "u32*", torch.int32),
         Parameter("workspace", "u64*", torch.uint8),
         Parameter("launch", "u64"),
         *(_chunks() if spec.layers > 1 else ()),
-        *_OF_FUSED,
+        *_FUSED_NUMBERS,
     )
 
 
 def _stream_forward(spec: KernelSpec) -> Parameters:
-    of, (S, G, GI, _, _), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
+    tensors, (S, G, GI, _, _), N, D = _Tensors(spec), _counts(spec), spec.heads, spec.head_dim
     return (
-        of.reads("x", "scalar", B, T, GI, N, D),
+        tensors.reads("x", "scalar", B, T, GI, N, D),
         Parameter("R", "const uint4* __restrict__", spec.dtype),
-        of.reads("bias", "float", G, N, D),
-        of.reads("reset", "unsigned char", B, T),
-        of.shares("exchange", "scalar"),
+        tensors.reads("bias", "float", G, N, D),
+        tensors.reads("reset", "unsigned char", B, T),
+        tensors.shares("exchange", "scalar"),
         Parameter("counters", "u32*", torch.int32),
-        of.writes("h", "scalar", B, T, N, D),
-        of.writes("aux", "aux_number", S - 1, B, T, N, D),
-        of.writes("state", "float", S, B, N, D),
+        tensors.writes("h", "scalar", B, T, N, D),
+        tensors.writes("aux", "aux_number", S - 1, B, T, N, D),
+        tensors.writes("state", "float", S, B, N, D),
         *_stream_gates(spec, ""),
         *_numbers("B", "T", "row_b", "row_t"),
     )
 
 
 def _stream_gates(spec: KernelSpec, const: str) -> Parameters:
-    """Return the gates that a forward stores and, for steps that reduce over units, what these communicate through."""
+    """Return the parameter for stored gates and, if steps reduce over units, those of the exchange between blocks."""
     N, D, dtype = spec.heads, spec.head_dim, residual_dtype(spec.dtype)
     if not trace(spec.cell).reduces:
         return (
@@ -224,45 +229,45 @@ def _stream_gates(spec: KernelSpec, const: str) -> Parameters:
 
 
 def _stream_backward(spec: KernelSpec) -> Parameters:
-    of, (S, G, GI, _, GU), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
+    tensors, (S, G, GI, _, GU), N, D = _Tensors(spec), _counts(spec), spec.heads, spec.head_dim
     return (
         Parameter("R", "const uint4* __restrict__", spec.dtype),
-        of.reads("reset", "unsigned char", B, T),
-        of.shares("exchange", "scalar"),
+        tensors.reads("reset", "unsigned char", B, T),
+        tensors.shares("exchange", "scalar"),
         Parameter("counters", "u32*", torch.int32),
-        of.reads("initial", "float", S, B, N, D),
-        of.reads("h", "scalar", B, T, N, D),
-        of.reads("aux", "aux_number", S - 1, B, T, N, D),
-        *([of.reads("bias", "float", G, N, D)] if trace(spec.cell).reduces else []),
+        tensors.reads("initial", "float", S, B, N, D),
+        tensors.reads("h", "scalar", B, T, N, D),
+        tensors.reads("aux", "aux_number", S - 1, B, T, N, D),
+        *([tensors.reads("bias", "float", G, N, D)] if trace(spec.cell).reduces else []),
         *_stream_gates(spec, "const "),
-        of.reads("d_h", "scalar", B, T, N, D),
-        of.reads("d_aux", "float", S - 1, B, T, N, D),
-        of.writes("d_x", "scalar", B, T, GI, N, D),
-        of.writes("d_u", "scalar", B, T, GU, N, D),
-        of.shares("d_bias", "float", B, G, N, D),
-        of.writes("d_state", "float", S, B, N, D),
+        tensors.reads("d_h", "scalar", B, T, N, D),
+        tensors.reads("d_aux", "float", S - 1, B, T, N, D),
+        tensors.writes("d_x", "scalar", B, T, GI, N, D),
+        tensors.writes("d_u", "scalar", B, T, GU, N, D),
+        tensors.shares("d_bias", "float", B, G, N, D),
+        tensors.writes("d_state", "float", S, B, N, D),
         *_numbers("B", "T", "row_b", "row_t"),
     )
 
 
 def weight_gradient(spec: KernelSpec) -> Parameters:
-    """Return those of kernels/weight_gradient.cuh."""
+    """Return the parameters of kernels/weight_gradient.cuh."""
     GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
     return (
         *_gradient_rows(spec),
-        _Of(spec).writes("partial", "float"),
+        _Tensors(spec).writes("partial", "float"),
         Parameter("d_R", "u32* __restrict__", spec.dtype, (GR, N, D, D)),
         *_numbers("B", "T", "row_t", "block_rows"),
     )
 
 
 def short_gradients(spec: KernelSpec) -> Parameters:
-    """Return those of kernels/short_gradients.cuh."""
+    """Return the parameters of kernels/short_gradients.cuh."""
     GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
-    of, width = _Of(spec), len(spec.cell.input_gates) * N * D
+    tensors, width = _Tensors(spec), len(spec.cell.input_gates) * N * D
     return (
         *_gradient_rows(spec),
-        of.shares("input", "const scalar", B, T, "features"),
+        tensors.shares("input", "const scalar", B, T, "features"),
         Parameter("partial", "const float2* __restrict__", torch.float32, ("partials", "pairs", 2)),
         Parameter("d_R", "u32* __restrict__", spec.dtype, (GR, N, D, D)),
         Parameter("d_W", "u32* __restrict__", spec.dtype, (width, "features")),
@@ -272,19 +277,19 @@ def short_gradients(spec: KernelSpec) -> Parameters:
 
 
 def concurrent_gradient(spec: KernelSpec) -> Parameters:
-    """Return those of resident/kernels/concurrent_gradient.cuh."""
+    """Return the parameters of resident/kernels/concurrent_gradient.cuh."""
     GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
     return (
         *_gradient_rows(spec),
-        _Of(spec).writes("d_R", "scalar", GR, N, D, D),
-        _Of(spec).writes("sums", "float"),
+        _Tensors(spec).writes("d_R", "scalar", GR, N, D, D),
+        _Tensors(spec).writes("sums", "float"),
         Parameter("progress", "const u32*", torch.int32),
         *_numbers("producers", "B", "T", "row_t"),
     )
 
 
 def input_product(dtype: torch.dtype) -> Parameters:
-    """Return those of resident/kernels/input_product.cuh."""
+    """Return the parameters of resident/kernels/input_product.cuh."""
     return (
         Parameter("rows", "const scalar*", dtype),
         Parameter("W", "const scalar* __restrict__", dtype),
@@ -295,19 +300,20 @@ def input_product(dtype: torch.dtype) -> Parameters:
 
 
 def _gradient_rows(spec: KernelSpec) -> Parameters:
-    """Return the rows over which d_R is summed: gradients of the gates, h, and h before the first step or null."""
-    of, (_, _, GI, _, GU), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
+    """Return the parameters for the rows over which d_R is summed: gradients of the gates, h, and the initial h or
+    null."""
+    tensors, (_, _, GI, _, GU), N, D = _Tensors(spec), _counts(spec), spec.heads, spec.head_dim
     return (
-        of.shares("d_x", "const scalar", B, T, GI, N, D),
-        of.shares("d_u", "const scalar", B, T, GU, N, D),
-        of.shares("h", "const scalar", B, T, N, D),
-        of.shares("initial", "const scalar", B, N, D),
-        of.shares("reset", "const unsigned char", B, T),
+        tensors.shares("d_x", "const scalar", B, T, GI, N, D),
+        tensors.shares("d_u", "const scalar", B, T, GU, N, D),
+        tensors.shares("h", "const scalar", B, T, N, D),
+        tensors.shares("initial", "const scalar", B, N, D),
+        tensors.shares("reset", "const unsigned char", B, T),
     )
 
 
 def sum_of_partials(dtype: torch.dtype) -> Parameters:
-    """Return those of kernels/sum_of_partials.cuh."""
+    """Return the parameters of kernels/sum_of_partials.cuh."""
     return (
         Parameter("partial", "const float2* __restrict__", torch.float32, ("partials", "pairs", 2)),
         Parameter("total", "Pair* __restrict__", dtype, ("pairs", 2)),
@@ -315,22 +321,22 @@ def sum_of_partials(dtype: torch.dtype) -> Parameters:
     )
 
 
-AT_ONCE = 4  # tensors that one launch resizes
+TENSORS_PER_LAUNCH = 4  # of resize_rows
 
 
 def resize_rows(dtype: torch.dtype) -> Parameters:
-    """Return those of kernels/resize_rows.cuh."""
+    """Return the parameters of kernels/resize_rows.cuh."""
     pointers = "const u16* __restrict__", "u16* __restrict__"
     found = []
-    for i in range(AT_ONCE):
-        x, resized, *numbers = of_resized(i)
+    for i in range(TENSORS_PER_LAUNCH):
+        x, resized, *numbers = resized_names(i)
         found += [Parameter(name, kind) for name, kind in zip((x, resized), pointers, strict=True)]
         found += _numbers(*numbers)
     return tuple(found)
 
 
-def of_resized(i: int) -> tuple[str, ...]:
-    """Return the names of those for tensor i, in the order of Resize in the header."""
+def resized_names(i: int) -> tuple[str, ...]:
+    """Return the names of the parameters for tensor i, in the order of `Resize` in the header."""
     names = "x", "resized", "rows", "from", "to", "of_x", "of_resized", "groups", "at_once", "blocks"
     return tuple(f"{name}_{i}" for name in names)
 
@@ -338,7 +344,7 @@ def of_resized(i: int) -> tuple[str, ...]:
 def hoisted(
     parts: Hoisted, direction: str, heads: int, head_dim: int, dtype: torch.dtype, bias: torch.dtype
 ) -> Parameters:
-    """Return those of kernels/hoisted.cuh."""
+    """Return the parameters of kernels/hoisted.cuh."""
     N, D, Gi, V = heads, head_dim, len(parts.cell.input_gates), len(parts.values)
     given = (
         Parameter("x", "const scalar* __restrict__", dtype, ("rows", Gi, N, D)),
@@ -356,7 +362,8 @@ def hoisted(
 
 
 def _counts(spec: KernelSpec) -> tuple[int, int, int, int, int]:
-    """Return the numbers of states, gates, and gates with an input, with a recurrent part, and recurrent-only."""
+    """Return the numbers of states, gates, gates with an input, gates with a recurrent part, and recurrent-only
+    gates."""
     cell = spec.cell
     kinds = cell.states, cell.gates, cell.input_gates, cell.recurrent_gates, recurrent_only(cell)
     return tuple(map(len, kinds))

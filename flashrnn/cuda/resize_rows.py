@@ -1,7 +1,7 @@
-"""Heads of several tensors made longer or shorter by one launch, which is bound by memory.
+"""Padding and truncation of several tensors along their last axes, in one launch that is bound by memory bandwidth.
 
-PyTorch's `pad` and copies of slices take a launch or two for each tensor, and up to four times as long for a large one,
-because they copy number by number.
+PyTorch's `pad` and copies of slices take one or two launches per tensor, and up to four times as long for a large one,
+because they copy element by element.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,45 +11,45 @@ from torch import Tensor
 
 from flashrnn.cuda import parameters
 from flashrnn.cuda.dtype_kernel import DtypeKernel
-from flashrnn.cuda.parameters import AT_ONCE, Argument
+from flashrnn.cuda.parameters import TENSORS_PER_LAUNCH, Argument
 
 _THREADS = 256  # of a block
-_MOST_THREADS = 2**17  # for groups of rows: about what a GPU runs at a time
-_IN_VECTOR = 8  # numbers
+_MOST_THREADS = 2**17  # for groups of rows: about as many as are co-resident on a GPU
+_IN_VECTOR = 8  # 16-bit elements in a vector of 16 bytes
 KERNEL = DtypeKernel("resize_rows", _THREADS, parameters.resize_rows)
-DTYPE = torch.bfloat16  # whatever that of the tensors is: the kernel copies 16 bits at a time
+DTYPE = torch.bfloat16  # for tensors of any dtype: the kernel copies units of 16 bits
 
 
 def resize_rows(tensors: Sequence[Tensor], size: int, axes: Sequence[int]) -> list[Tensor]:
-    """Return each tensor [..., K], contiguous, as [..., size]: cut off, or padded with zeros; [..., K, K], of which 2
-    `axes` are resized, as [..., size, size]."""
+    """Return each contiguous tensor with its last axis (if axes = 1) or its last two, of equal size (if axes = 2),
+    truncated to `size` or padded with zeros."""
     resized = [x.new_empty(*x.shape[:-count], *(size,) * count) for x, count in zip(tensors, axes, strict=True)]
     jobs = list(zip(tensors, resized, axes, strict=True))
-    for first in range(0, len(jobs), AT_ONCE):
-        some = [(x, out, count) for x, out, count in jobs[first : first + AT_ONCE] if out.numel()]
+    for first in range(0, len(jobs), TENSORS_PER_LAUNCH):
+        some = [(x, out, count) for x, out, count in jobs[first : first + TENSORS_PER_LAUNCH] if out.numel()]
         arguments = {}
-        for i in range(AT_ONCE):
+        for i in range(TENSORS_PER_LAUNCH):
             arguments |= _arguments(i, *some[i]) if i < len(some) else _no_arguments(i)
         if some:
-            blocks = sum(arguments[f"blocks_{i}"] for i in range(AT_ONCE))
+            blocks = sum(arguments[f"blocks_{i}"] for i in range(TENSORS_PER_LAUNCH))
             KERNEL.launch(blocks * _THREADS, arguments, DTYPE, resized[0].device.index)
     return resized
 
 
 def _arguments(i: int, x: Tensor, resized: Tensor, axes: int) -> Mapping[str, Argument]:
-    """Return the kernel's arguments for a tensor: how its rows are resized, and by which threads."""
+    """Return the kernel's arguments for one tensor: how its rows are resized, and by which threads."""
     before, after, parts = x.shape[-1], resized.shape[-1], x.element_size() // 2
     rows = resized.numel() // after
     of_matrix = (before, after) if axes == 2 else (rows, rows)
     wide, from_, to = axes == 1 and min(before, after) * parts >= 2 * _IN_VECTOR, before * parts, after * parts
-    # not the last one: words are read that begin after the end of a row
+    # Except the last group, because words beyond the end of a row are read.
     groups = max(rows // _IN_VECTOR - 1, 0) if wide else 0
     at_once = min(groups, max(_MOST_THREADS // to, 1))
-    singles = rows * to - groups * to * _IN_VECTOR
-    blocks = -(-at_once * to // _THREADS) + -(-singles // (_IN_VECTOR * _THREADS))
+    elements = rows * to - groups * to * _IN_VECTOR
+    blocks = -(-at_once * to // _THREADS) + -(-elements // (_IN_VECTOR * _THREADS))
     values = (x, resized, rows, from_, to, *of_matrix, groups, at_once, blocks)
-    return dict(zip(parameters.of_resized(i), values, strict=True))
+    return dict(zip(parameters.resized_names(i), values, strict=True))
 
 
 def _no_arguments(i: int) -> Mapping[str, Argument]:
-    return dict(zip(parameters.of_resized(i), (None, None, 0, 1, 1, 1, 1, 0, 0, 0), strict=True))
+    return dict(zip(parameters.resized_names(i), (None, None, 0, 1, 1, 1, 1, 0, 0, 0), strict=True))

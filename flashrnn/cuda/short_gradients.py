@@ -1,6 +1,7 @@
 """The gradients of all weights after a short sequence, in one launch.
 
-One by one they are two launches and, for a layer, a product of cuBLAS. Each takes the host longer than the GPU.
+Computed separately, they take two launches and, in a layer, a cuBLAS product, each of which takes the host longer than
+the GPU.
 """
 
 from functools import cache
@@ -17,18 +18,19 @@ from flashrnn.cuda.spec import SHORT, KernelSpec
 from flashrnn.cuda.weight_gradient import previous_h, sizes_and_indices
 from flashrnn.memory_format import aligned
 
-MOST_ROWS = 256  # steps of sequences; with more, other kernels read less, because their blocks have more units
+MOST_ROWS = 256  # steps x sequences; beyond, other kernels read less, because their blocks have more units
 _UNITS, _COLUMNS, _WARPS = 128, 64, 4  # of a block
-_ROWS, _STAGES = 32, 3  # of a load, and loads in flight and in use
+_ROWS, _STAGES = 32, 3  # rows per load; loads in flight and in use
 THREADS = 32 * _WARPS
 SHARED_BYTES = _STAGES * _ROWS * 2 * (_UNITS + 8 + _COLUMNS + 8)
 
 
 class ShortGradients:
-    """The gradients of R, b and W after backward passes of a spec, whose tensors [B, T, ...] have one memory format."""
+    """The gradients of R, b and W after backward passes of a spec. All tensors [B, T, ...] have the same memory
+    format."""
 
     def __init__(self, spec: KernelSpec, steps: int, time_major: bool, partials: int, device: int) -> None:
-        """Compile and load what this needs. `partials` is the number of partial sums of the gradient of b."""
+        """Compile and load the kernel. `partials` is the number of partial sums of the gradient of b."""
         cell, N, D = spec.cell, spec.heads, spec.head_dim
         self._R, self._b = (len(cell.recurrent_gates), N, D, D), (len(cell.gates), N, D)
         self._width = len(cell.input_gates) * N * D
@@ -40,7 +42,7 @@ class ShortGradients:
         self._vector = min(8, D & -D)
 
     def multiplies(self, x: Tensor) -> bool:
-        """Return whether this computes the gradient of W for a layer's input x [..., features]."""
+        """Return whether the kernel computes the gradient of W for a layer input x [..., features]."""
         return x.shape[-1] % self._vector == 0
 
     def __call__(
@@ -57,14 +59,14 @@ class ShortGradients:
         """Return the gradients of R, of b in `b_dtype` and, if x is given, of W.
 
         Args:
-            d_Wx: the gradient of the input products, in the order of memory of h, whose shapes do not count.
-            d_u: that of the recurrent-only gates, as `products.weight_gradient_of_states` takes it.
+            d_Wx: the gradient of the input products, in the memory order of h. Their shapes are ignored.
+            d_u: the gradient of the recurrent-only gates, as for `products.weight_gradient_of_states`.
             h: after every step.
-            states: [S, B, N, D], the initial states, or None.
+            states: the initial states [S, B, N, D], or None.
             reset: [B, T], or None.
-            partial: [partials, G, N, D] in float32, whose sum is the gradient of b.
+            partial: float32 [partials, G, N, D]; its sum is the gradient of b.
             b_dtype: float32, or the dtype of h.
-            x: the layer's input, contiguous, in the order of memory of h.
+            x: the layer's input, contiguous and in the memory order of h.
         """
         d_R, d_b = h.new_empty(*self._R), h.new_empty(*self._b, dtype=b_dtype)
         features, d_W, blocks = 0, None, self._tiles + self._of_b
@@ -93,7 +95,7 @@ def _tiles(number: int, of: int) -> int:
 
 
 def serves(spec: KernelSpec, steps: int) -> bool:
-    """Return whether backward passes of a spec and so many steps have this kernel."""
+    """Return whether backward passes of a spec with this number of steps use this kernel."""
     even_halves = spec.dtype.itemsize == 2 and spec.head_dim % 2 == 0
     return even_halves and steps <= max(SHORT) and spec.batch * steps <= MOST_ROWS
 
@@ -104,14 +106,14 @@ def _kernel(spec: KernelSpec, device: int) -> LoadedKernel:
 
 
 def compile_kernel(spec: KernelSpec) -> Binary:
-    """Return the compiled kernel; needs no GPU."""
+    """Return the compiled kernel. This needs no GPU."""
     return build(
         prelude(spec), "kernels/short_gradients.cuh", "flashrnn_short_gradients", spec.gpu.arch, f"weights of {spec}"
     )
 
 
 def prelude(spec: KernelSpec) -> str:
-    """Return the source before the header."""
+    """Return the printed source before the header."""
     sizes, indices = sizes_and_indices(spec)
     constants = {
         "UNITS": _UNITS,

@@ -1,4 +1,4 @@
-"""The printed source before a kernel's header: sizes as constants, and the cell's functions."""
+"""The printed source before a kernel's header: sizes as constants, and the functions of the cell."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _SCALAR = {torch.bfloat16: "SCALAR_BF16", torch.float16: "SCALAR_F16", torch.flo
 
 
 def cell_prelude(spec: KernelSpec, more: Mapping[str, int], scaled: bool = False) -> str:
-    """Return the source that all kernels of a cell need, with constants `more` of this one; `scaled` as SCALED in
+    """Return the source that all kernels of a cell need. `more`: further constants of this kernel; `scaled`: SCALED in
     kernels/common.cuh."""
     cell, variant, found = spec.cell, spec.variant, exchanges(spec.cell, spec.direction)
     reduces, statistics = trace(cell).reduces, trace(cell).statistics
@@ -74,7 +74,7 @@ def definitions(
     tf32: bool = False,
     scaled: bool = False,
 ) -> str:
-    """Return the dtype of inputs and outputs, constants and arrays as C++; `tf32` as in `Variant`."""
+    """Return the dtype of inputs and outputs, constants and arrays as C++. `tf32`: see `Variant`."""
     lines = [f"#define {'SCALAR_SCALED' if scaled else 'SCALAR_TF32' if tf32 else _SCALAR[dtype]}"]
     lines += [f"constexpr int {name} = {int(value)};" for name, value in constants.items()]
     lines += [
@@ -86,7 +86,7 @@ def definitions(
 
 @cache
 def finite_at_zero(cell: Cell) -> bool:
-    """Return whether padding, which is all zeros, stays finite: then it needs no masks."""
+    """Return whether padding, which is all zeros, stays finite, so that it needs no masks."""
     graphs = trace(cell)
     values = []
     for graph in (graphs.forward, graphs.factors, graphs.statistics.gradient):

@@ -1,4 +1,4 @@
-"""What a kernel is made for: the cache key of kernels, and the question to the solvers of tilings."""
+"""What a kernel is made for: the cache key of kernels, and the input of the solvers that choose tilings."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,15 +14,15 @@ from flashrnn.problem import Problem, dtype_name, tf32_allowed
 
 @dataclass(frozen=True)
 class Variant:
-    """What a call takes and returns, besides its sizes."""
+    """What a call takes and returns, apart from its sizes."""
 
     reset: bool = False
-    aux: torch.dtype | None = None  # of the states after the first at every step; None if these are not needed
-    training: bool = False  # gates are stored for the backward
+    aux: torch.dtype | None = None  # of the stored states except h, at every step; None if these are not needed
+    training: bool = False  # the forward stores gates for the backward
     d_aux: bool = False
-    tf32: bool = False  # float32 products may be as coarse as TF32
+    tf32: bool = False  # float32 products may have the precision of TF32
     half_bias: bool = False  # the forward reads biases in the dtype of Wx, otherwise in float32
-    both_ways: bool = False  # the second half of the heads goes through time backwards
+    both_ways: bool = False  # the second half of the heads goes backwards in time
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,19 @@ class KernelSpec:
     dtype: torch.dtype  # of inputs and outputs
     gpu: Gpu
     variant: Variant = Variant()
-    steps: int = 0  # about as many as a short sequence has, for which loading R takes long; 0: no short one
-    any_sequences: bool = False  # of steps that reduce over units: as in resident.tiling.Tiling
-    layers: int = 1  # of a network that run at the same time, a kernel for each
-    product_blocks: int = 0  # with several layers: of the kernel that computes the input product of one
+    steps: int = 0  # typical number of steps of a short sequence (see SHORT); 0: not short
+    any_sequences: bool = False  # for steps that reduce over units: see resident.tiling.Tiling
+    layers: int = 1  # concurrent layers of a network, each with its own kernel
+    product_blocks: int = 0  # with several layers: blocks of the kernel that computes an input product
 
     @property
     def splits(self) -> int:
-        """Return how many numbers for the tensor cores a float is split into, as SPLITS in kernels/common.cuh."""
+        """Return the number of tensor-core operands into which a float is split: SPLITS in kernels/common.cuh."""
         return 1 if self.dtype != torch.float32 else 2 if self.variant.tf32 else 3
 
     @property
     def of_all_variants(self) -> "KernelSpec":
-        """Return a spec that all specs with the same tilings have in common."""
+        """Return the spec that all specs with the same tilings share."""
         return replace(self, variant=Variant(tf32=self.variant.tf32))
 
     def __str__(self) -> str:
@@ -61,27 +61,27 @@ class KernelSpec:
 
 
 class Concurrency(NamedTuple):
-    """What runs at the same time as the kernel of a layer, on multiprocessors that are left for it."""
+    """What runs concurrently with the kernel of a layer, on the remaining multiprocessors."""
 
-    layers: int = 1  # of the network, this one included
-    product_blocks: int = 0  # of each kernel that computes the input product of a layer
-    dependent: bool = False  # the kernel is a programmatic dependent launch, see `LoadedKernel`
+    layers: int = 1  # concurrent layers, including this one
+    product_blocks: int = 0  # of each kernel that computes an input product
+    dependent: bool = False  # the kernel is a programmatic dependent launch: see `LoadedKernel`
 
 
 ALONE = Concurrency()
 
 SHORT = {8: 4, 32: 24}
-"""Numbers of time steps up to which a sequence is short, and what then is `KernelSpec.steps`."""
+"""Maximum time steps of a short sequence, in which loading R takes long -> the corresponding `KernelSpec.steps`."""
 
 
 def short_steps(steps: int) -> int:
-    """Return `KernelSpec.steps` for sequences of so many time steps."""
+    """Return `KernelSpec.steps` for sequences of this number of time steps."""
     return next((about for most, about in SHORT.items() if steps <= most), 0)
 
 
 def specs_of(problem: Problem) -> Iterator[KernelSpec]:
-    """Yield a spec for each direction that the call needs, of a batch of one: whether a kernel fits does not depend on
-    the batch."""
+    """Yield a spec for each direction that the call needs. The batch size is one, because whether a kernel fits does
+    not depend on it."""
     sizes = problem.cell, problem.heads, problem.head_dim, 1, problem.dtype, problem.gpu
     variant = Variant(problem.reset, tf32=problem.tf32)
     return (KernelSpec(direction, *sizes, variant) for direction in problem.directions)

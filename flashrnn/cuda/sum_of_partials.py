@@ -1,4 +1,4 @@
-"""Sums of the partial sums of several blocks: one small launch, where PyTorch's sum and cast would be two."""
+"""Sums of the partial sums of several blocks, in one small launch; PyTorch's sum and cast would be two."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ KERNEL = DtypeKernel("sum_of_partials", 128, parameters.sum_of_partials)
 
 
 def sum_of_partials(partial: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the sum over the first axis of `partial`, float32 and contiguous, an even number of sums, in `dtype`."""
+    """Return the sum over the first axis of `partial`, rounded to `dtype`. `partial` is contiguous float32; the number
+    of sums is even."""
     if partial.shape[0] == 1 and partial.dtype == dtype:
         return partial[0]
     total = partial.new_empty(partial.shape[1:], dtype=dtype)

@@ -1,4 +1,5 @@
-"""d_R after the time loop. Narrow heads have a kernel: a library's product of that few results would not fill a GPU."""
+"""d_R after the time loop. Narrow heads have a kernel of their own: a library product with so few results would not
+fill a GPU."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -16,24 +17,24 @@ from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.sum_of_partials import sum_of_partials
 from flashrnn.memory_format import aligned, contiguous
 
-WIDEST = 128  # head size; wider ones were not tried
-_ROWS = 32  # of a load
+WIDEST = 128  # head size; larger ones were not tried
+_ROWS = 32  # rows per load
 _STAGES = 5  # loads in flight and in use, if they fit
-_UNITS = 256  # of a block, over its gates and heads: their sums are in registers
-_CLUSTER = 8  # blocks that add up their sums, on GPUs with clusters
+_UNITS = 256  # of a block, over gates and heads: their sums are in registers
+_CLUSTER = 8  # blocks that reduce their sums, on GPUs with clusters
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How many gates and heads a block takes; names as in kernels/weight_gradient.cuh."""
+    """How many gates and heads a block computes; names as in kernels/weight_gradient.cuh."""
 
     gates: int
     heads: int
     warps: int
     stages: int
-    blocks: int  # of a cluster
+    blocks: int  # per cluster
     shared_bytes: int
-    groups: int  # of gates and heads: clusters that read the same rows
+    groups: int  # of gates and heads; each is a set of clusters that read the same rows
 
     @staticmethod
     def of(spec: KernelSpec) -> "Tiling":
@@ -53,10 +54,10 @@ class Tiling:
 
 
 class WeightGradient:
-    """d_R after backward passes of a spec, whose tensors [B, T, ...] have one memory format."""
+    """d_R after backward passes of a spec. All tensors [B, T, ...] have the same memory format."""
 
     def __init__(self, spec: KernelSpec, steps: int, time_major: bool, device: int) -> None:
-        """Compile and load what this needs."""
+        """Compile and load the kernel, if there is one for this spec."""
         self._spec, self.has_kernel = spec, has_kernel(spec)
         if not self.has_kernel:
             return
@@ -69,7 +70,7 @@ class WeightGradient:
         self._launch, self._groups = kernel.with_known(**sizes), k_splits * tiling.groups
 
     def __call__(self, d_Wx: Tensor, d_u: Tensor, h: Tensor, states: Tensor | None, reset: Tensor | None) -> Tensor:
-        """Return d_R as `products.weight_gradient_of_states` does. With a kernel, the shape of h does not count."""
+        """Return d_R, as `products.weight_gradient_of_states` does. With a kernel, the shape of h is ignored."""
         if not self.has_kernel:
             cell, both_ways = self._spec.cell, self._spec.variant.both_ways
             return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset, both_ways)
@@ -90,7 +91,7 @@ class WeightGradient:
 
 
 def previous_h(h: Tensor, states: Tensor | None, reset: Tensor | None) -> dict[str, Tensor | None]:
-    """Return the arguments of which kernels make h before each step: kernels/previous_h.cuh."""
+    """Return the arguments from which kernels/previous_h.cuh takes h before each step."""
     initial = None if states is None else aligned(states[0].to(h.dtype).contiguous())
     return {"h": aligned(h), "initial": initial, "reset": contiguous(reset)}
 
@@ -113,13 +114,13 @@ def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Tiling]:
 
 
 def compile_kernel(spec: KernelSpec) -> tuple[Binary, Tiling]:
-    """Return the compiled kernel and its tiling; needs no GPU."""
+    """Return the compiled kernel and its tiling. This needs no GPU."""
     tiling, entry = Tiling.of(spec), "flashrnn_weight_gradient"
     return build(prelude(spec, tiling), "kernels/weight_gradient.cuh", entry, spec.gpu.arch, str(spec)), tiling
 
 
 def prelude(spec: KernelSpec, tiling: Tiling) -> str:
-    """Return the source before the header."""
+    """Return the printed source before the header."""
     sizes, indices = sizes_and_indices(spec)
     constants = {
         "GATES_AT_ONCE": tiling.gates,
@@ -134,7 +135,8 @@ def prelude(spec: KernelSpec, tiling: Tiling) -> str:
 
 
 def sizes_and_indices(spec: KernelSpec) -> tuple[dict[str, int], dict]:
-    """Return constants of the cell for kernels of d_R: sizes, and indices of its recurrent gates in d_Wx and d_u."""
+    """Return constants of the cell for kernels of d_R: sizes, and the indices of its recurrent gates in d_Wx and
+    d_u."""
     cell = spec.cell
     sizes = {
         "HEADS": spec.heads,

@@ -394,7 +394,7 @@ inline void warpgroup_wait() {
 }
 template <int COUNT>
 inline void warpgroup_wait_for(float (&)[COUNT]) { warpgroup_wait<0>(); }
-inline void copies_before_products() {}
+inline void fence_async_shared() {}
 
 // Clusters.
 
@@ -437,7 +437,7 @@ inline void send(u32 to, V v, u32 barrier) {
   dawdle(), *remote<V>(to) = v, change(barrier, 0, -int(sizeof(V)));
 }
 
-inline void copies_after_stores() {}
+inline void fence_async_global() {}
 inline void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
   CHECK(bytes % 16 == 0 && to % 16 == 0 && reinterpret_cast<u64>(from) % 16 == 0);
   dawdle(), std::memcpy(&own<uint4>(to)->x, from, bytes), change(barrier, 0, -int(bytes));
@@ -457,12 +457,12 @@ inline void add_to(float* sum, float x) { *sum += x; }
 // What is loaded while it may be stored, by its words: of 16 bytes as a whole the first one tells, stored last.
 inline void store_exchanged(float* to, float v) { dawdle(), shared_word<float>(to).store(v, std::memory_order_relaxed); }
 inline void store_exchanged(float2* to, float2 v) { store_exchanged(&to->x, v.x), store_exchanged(&to->y, v.y); }
-inline void store_whole(uint4* to, uint4 v) {
+inline void store_b128(uint4* to, uint4 v) {
   const u32 words[4] = {v.x, v.y, v.z, v.w};
   for (int i = 3; i >= 0; i--) shared_word<u32>(reinterpret_cast<u32*>(to) + i).store(words[i], std::memory_order_release);
   dawdle();
 }
-inline uint4 load_whole(const uint4* from) {
+inline uint4 load_b128(const uint4* from) {
   u32 words[4];
   dawdle();
   for (int i = 0; i < 4; i++) words[i] = shared_word<u32>(reinterpret_cast<const u32*>(from) + i).load(std::memory_order_acquire);
@@ -502,7 +502,7 @@ inline void launch_dependents() {}
 inline void wait_for_primary() {
   while (primary_blocks.load(std::memory_order_acquire)) sleep_until_woken(&primary_blocks);
 }
-inline void forget_cached() {}
+inline void invalidate_l1() {}
 
 constexpr u32 EMPTY = 0xffffffffu;
 inline void publish(uint4* to, uint4 v) {

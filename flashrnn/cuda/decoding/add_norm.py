@@ -1,4 +1,4 @@
-"""The residual stream between matrix products, in one kernel for the addition and the norms around it."""
+"""A kernel for the operations of the residual stream between matrix products: addition and norms."""
 
 from functools import cache
 
@@ -10,11 +10,11 @@ from flashrnn.cuda.parameters import Parameter, Parameters, declaration
 from flashrnn.cuda.source import definitions
 from flashrnn.gpu import device_gpu
 
-WARPS = 8  # of a block; each computes a row
+WARPS = 8  # of a block; each computes one row
 
 
 def parameters(dtype: torch.dtype, width: int) -> Parameters:
-    """Return those of kernels/add_norm.cuh."""
+    """Return the parameters of kernels/add_norm.cuh."""
     weight = "const scalar* __restrict__"
     return (
         Parameter("x", "scalar* __restrict__", dtype, ("M", width)),
@@ -28,19 +28,19 @@ def parameters(dtype: torch.dtype, width: int) -> Parameters:
 
 @cache
 def load_add_norm(heads: int, head_dim: int, dtype: torch.dtype, device: int) -> Launch:
-    """Return launches of the kernel on a GPU."""
+    """Return the launcher of the kernel on a GPU."""
     binary = compile_add_norm(heads, head_dim, dtype, device_gpu(device).arch)
     return load(binary, parameters(dtype, heads * head_dim), device, 32 * WARPS, 0, 1, False).launch
 
 
 def compile_add_norm(heads: int, head_dim: int, dtype: torch.dtype, arch: str) -> Binary:
-    """Return the kernel for an architecture."""
+    """Return the kernel compiled for an architecture."""
     made_for = f"rows of {heads} x {head_dim}, {dtype}"
     printed = source(heads, head_dim, dtype)
     return build(printed, "decoding/kernels/add_norm.cuh", "flashrnn_add_norm", arch, made_for)
 
 
 def source(heads: int, head_dim: int, dtype: torch.dtype) -> str:
-    """Return the source before kernels/add_norm.cuh."""
+    """Return the printed source before kernels/add_norm.cuh."""
     constants = {"HEADS": heads, "D": head_dim, "WARPS": WARPS}
     return "\n".join((definitions(dtype, constants, {}), declaration(parameters(dtype, heads * head_dim))))

@@ -1,4 +1,4 @@
-"""The choice of the next token of each sequence from its logits, in one kernel."""
+"""A kernel that selects the next token of each sequence from its logits: the largest, or a random one."""
 
 from functools import cache
 
@@ -10,13 +10,13 @@ from flashrnn.cuda.parameters import Parameter, Parameters, declaration
 from flashrnn.cuda.source import definitions
 from flashrnn.gpu import device_gpu
 
-RANKS, WARPS = 8, 16  # blocks of a cluster, and their warps
-_ELEMENTS = (16, 32, 64)  # classes of a thread
+RANKS, WARPS = 8, 16  # blocks of a cluster, and warps of a block
+_ELEMENTS = (16, 32, 64)  # classes per thread
 MOST_CLASSES = _ELEMENTS[-1] * RANKS * WARPS * 32
 
 
 def parameters(dtype: torch.dtype) -> Parameters:
-    """Return those of kernels/choose.cuh."""
+    """Return the parameters of kernels/choose.cuh."""
     return (
         Parameter("logits", "const scalar* __restrict__", dtype),
         Parameter("stride", "i64"),
@@ -34,31 +34,31 @@ def parameters(dtype: torch.dtype) -> Parameters:
 
 @cache
 def load_choose(classes: int, dtype: torch.dtype, device: int) -> Launch:
-    """Return launches of the kernel on a GPU, of one cluster for each sequence."""
+    """Return the launcher of the kernel on a GPU. It launches one cluster per sequence."""
     elements = elements_for(classes)
     binary = compile_choose(elements, dtype, device_gpu(device).arch)
     return load(binary, parameters(dtype), device, 32 * WARPS, shared_bytes(), RANKS, False).launch
 
 
 def shared_bytes() -> int:
-    """Return the bytes of `Shared` in kernels/choose.cuh."""
+    """Return the size in bytes of `Shared` in kernels/choose.cuh."""
     return 16 * (WARPS + 2)
 
 
 def elements_for(classes: int) -> int:
-    """Return how many classes a thread has room for, at most MOST_CLASSES in all."""
+    """Return how many classes each thread must hold. `classes` is at most MOST_CLASSES."""
     return next(number for number in _ELEMENTS if number * RANKS * WARPS * 32 >= classes)
 
 
 @cache
 def compile_choose(elements: int, dtype: torch.dtype, arch: str) -> Binary:
-    """Return the kernel for an architecture."""
+    """Return the kernel compiled for an architecture."""
     made_for = f"{elements} classes of a thread, {dtype}"
     return build(source(elements, dtype), "decoding/kernels/choose.cuh", "flashrnn_choose", arch, made_for)
 
 
 def source(elements: int, dtype: torch.dtype) -> str:
-    """Return the source before kernels/choose.cuh."""
+    """Return the printed source before kernels/choose.cuh."""
     constants = {"ELEMENTS": elements, "RANKS": RANKS, "WARPS": WARPS, "SHARED_BYTES_EXPECTED": shared_bytes()}
     constants["MANTISSA_BITS"] = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}[dtype]
     return "\n".join((definitions(dtype, constants, {}), declaration(parameters(dtype))))

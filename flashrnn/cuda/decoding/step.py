@@ -1,4 +1,4 @@
-"""A step of a language model as one cooperative launch."""
+"""One decoding step of a language model as a single cooperative launch."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -22,7 +22,7 @@ from flashrnn.cuda.parameters import Argument, Parameter, Parameters, declaratio
 
 
 def parameters(spec: ModelSpec) -> Parameters:
-    """Return those of kernels/step.cuh or kernels/step_of_many.cuh."""
+    """Return the parameters of kernels/step.cuh or kernels/step_of_many.cuh."""
     dtype, number = spec.kernel.dtype, "signed char" if spec.int8 else "scalar"
     width = spec.kernel.heads * spec.kernel.head_dim
 
@@ -51,7 +51,7 @@ def parameters(spec: ModelSpec) -> Parameters:
 
 
 def exchanged(spec: ModelSpec) -> Parameters:
-    """Return the parameters through which blocks of threads exchange results."""
+    """Return the parameters through which thread blocks exchange results."""
     dtype, width, many = spec.kernel.dtype, spec.kernel.heads * spec.kernel.head_dim, tiling(spec).many
     slices, row = (2 * spec.hidden // width, width + padding(dtype)) if many else (1, spec.hidden)
     of_both = (
@@ -59,7 +59,7 @@ def exchanged(spec: ModelSpec) -> Parameters:
         Parameter("hidden", "scalar*", dtype, (slices, "B", row)),
     )
     found = head_exchanges(spec)
-    vectors, tiles = max((one.vectors for one in found), default=1), width // 4  # at most two contributions of a tile
+    vectors, tiles = max((one.vectors for one in found), default=1), width // 4  # a tile has at most two contributions
     of_both += (Parameter("partials", "float*", torch.float32, (len(found), "B", tiles, 4 * vectors)),)
     if not many:
         return *of_both, Parameter("residual", "float*", torch.float32, ("B", width))
@@ -72,25 +72,25 @@ def exchanged(spec: ModelSpec) -> Parameters:
 
 @cache
 def load_step(spec: ModelSpec, device: int) -> tuple[Callable[[int, Mapping[str, Argument]], None], int]:
-    """Return launches of the kernel on a GPU, and of how many blocks of threads."""
+    """Return the launcher of the kernel on a GPU, and the number of thread blocks to launch."""
     binary, chosen = compile_step(spec)
     kernel = load(binary, parameters(spec), device, THREADS, shared_bytes(spec, chosen), 1, True)
     return kernel.launch, spec.kernel.gpu.multiprocessors
 
 
 def compile_step(spec: ModelSpec) -> tuple[Binary, StepTiling]:
-    """Return the kernel, compiled for the GPU of the spec, and its tiling."""
+    """Return the kernel compiled for the GPU of the spec, and its tiling."""
     chosen = tiling(spec)
     made_for = f"a step of {spec.blocks} blocks, {spec.kernel}"
     return build(source(spec, chosen), *header_and_entry(chosen), spec.kernel.gpu.arch, made_for), chosen
 
 
 def header_and_entry(chosen: StepTiling) -> tuple[str, str]:
-    """Return the kernel's file and its name."""
+    """Return the kernel's file and name."""
     name = "step_of_many" if chosen.many else "step"
     return f"decoding/kernels/{name}.cuh", f"flashrnn_{name}"
 
 
 def source(spec: ModelSpec, chosen: StepTiling) -> str:
-    """Return the source before the kernel's."""
+    """Return the printed source before the kernel's header."""
     return "\n".join((prelude(spec, chosen), declaration(parameters(spec))))

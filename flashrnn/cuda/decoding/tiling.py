@@ -1,4 +1,4 @@
-"""How a step of a language model is laid out on a GPU: constants of its kernel."""
+"""The tiling of a decoding step of a language model: the constants of its kernel."""
 
 from dataclasses import dataclass
 
@@ -10,41 +10,41 @@ from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import varying
 
-_VECTOR = 64  # bytes of a row that four lanes load at once
+_VECTOR = 64  # bytes of a row that four lanes load together
 COLUMNS = 12  # of the table of addresses
-WARPS = 8  # of a block of threads that multiply
+WARPS = 8  # of a thread block, for products
 THREADS = 32 * (WARPS + 4)  # one more warpgroup copies weights
 _MOST_SLOTS, _FEWEST_SLOTS = 24, 4
-_FEW = WARPS  # sequences at most of kernels/step.cuh; of more, kernels/step_of_many.cuh
-_MOST_WIDTH = 1024  # of which the registers of a warp hold a row and what is multiplied with it
+_FEW = WARPS  # largest number of sequences of kernels/step.cuh; kernels/step_of_many.cuh serves more
+_MOST_WIDTH = 1024  # so that a warp's registers hold a row and its operands
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Everything that the kernel of a step depends on."""
+    """Everything that the kernel of a decoding step depends on."""
 
-    kernel: KernelSpec  # its batch is that of the largest call
+    kernel: KernelSpec  # its batch is the largest that is served
     blocks: int
     hidden: int
     classes: int
-    int8: bool = False  # the weights of linear layers
+    int8: bool = False  # the weights of linear layers are int8
 
 
 @dataclass(frozen=True)
 class StepTiling:
-    """A tiling: chunks of weights in the shared memory of a block of threads, and for how many sequences it is."""
+    """A tiling: the slots for chunks of weights in a block's shared memory, and the largest number of sequences."""
 
     slots: int
     sequences: int
 
     @property
     def many(self) -> bool:
-        """Return whether it is of kernels/step_of_many.cuh."""
+        """Return whether the kernel is that of kernels/step_of_many.cuh."""
         return self.sequences > _FEW
 
 
 def largest_batch(spec: KernelSpec) -> int:
-    """Return for how many sequences at most there is a kernel: registers hold what they multiply."""
+    """Return the largest batch that a kernel serves: its operands must fit into registers."""
     return 8 if spec.dtype.itemsize == 4 else 64
 
 
@@ -52,10 +52,10 @@ def unsupported_sizes(spec: ModelSpec) -> str | None:
     """Return why no kernel serves a model of these sizes; None if one does."""
     kernel = spec.kernel
     if kernel.gpu.capability < (9, 0):
-        return f"{kernel.gpu.name} has no copies that a barrier in shared memory counts (compute capability 9.0)"
+        return f"{kernel.gpu.name} has no bulk copies that complete on an mbarrier (compute capability 9.0)"
     width, numbers = kernel.heads * kernel.head_dim, _VECTOR // kernel.dtype.itemsize
     if kernel.head_dim % numbers:
-        return f"heads of {kernel.head_dim} units are not a multiple of {numbers}"
+        return f"the head size {kernel.head_dim} is not a multiple of {numbers}"
     if reason := unsupported_norms(width, kernel.head_dim):
         return reason
     if width > _MOST_WIDTH:
@@ -66,14 +66,14 @@ def unsupported_sizes(spec: ModelSpec) -> str | None:
         return f"a batch of {kernel.batch} is larger than {largest_batch(kernel)}"
     slices = spec.hidden // width
     if kernel.batch > _FEW and kernel.gpu.multiprocessors < slices:
-        return f"{kernel.gpu.name} has {kernel.gpu.multiprocessors} multiprocessors, of which {slices} are needed"
+        return f"{kernel.gpu.name} has {kernel.gpu.multiprocessors} multiprocessors, but {slices} are needed"
     if head_exchanges(spec) and kernel.gpu.multiprocessors < width // 8:
-        return f"{kernel.gpu.name} has fewer than {width // 8} multiprocessors, each for eight units of a head"
-    return None if tiling(spec) else "its weights and their sums exceed shared memory"
+        return f"{kernel.gpu.name} has fewer than {width // 8} multiprocessors, one for each eight units"
+    return None if tiling(spec) else "its weights and partial sums exceed the shared memory of a multiprocessor"
 
 
 def unsupported_norms(width: int, head_dim: int) -> str | None:
-    """Return why a warp cannot normalize rows of these sizes; None if it can."""
+    """Return why a warp cannot normalise rows of these sizes; None if it can."""
     for name, size in {"width": width, "head size": head_dim}.items():
         if size % 128 and (size & (size - 1) or size < 4):
             return f"{name} {size} is neither a multiple of 128 nor a power of two"
@@ -81,7 +81,7 @@ def unsupported_norms(width: int, head_dim: int) -> str | None:
 
 
 def tiling(spec: ModelSpec) -> StepTiling | None:
-    """Return the tiling of a model; None if there is none."""
+    """Return the tiling for a model; None if none fits."""
     sequences = _sequences(spec.kernel.batch)
     for slots in range(_MOST_SLOTS, _FEWEST_SLOTS - 1, -1):
         found = StepTiling(slots, sequences)
@@ -91,17 +91,17 @@ def tiling(spec: ModelSpec) -> StepTiling | None:
 
 
 def _sequences(batch: int) -> int:
-    """Return for how many sequences the kernel of a batch is."""
+    """Return the number of sequences of the kernel that serves a batch."""
     return next(size for size in (_FEW, 32, 64) if size >= batch)
 
 
 def shared_bytes(spec: ModelSpec, tiling: StepTiling) -> int:
-    """Return the bytes of `Shared` in kernels/step.cuh or kernels/step_of_many.cuh."""
+    """Return the size in bytes of `Shared` in kernels/step.cuh or kernels/step_of_many.cuh."""
     size, width = spec.kernel.dtype.itemsize, _width(spec)
     recurrent, weights = spec.kernel.head_dim * size + _VECTOR, width * size + _VECTOR
     if spec.int8:
         weights = width + _VECTOR // size
-    slots = tiling.slots * (8 * max(recurrent, weights) + 16)  # and two barriers for each
+    slots = tiling.slots * (8 * max(recurrent, weights) + 16)  # with two barriers for each
     table = 8 * spec.blocks * COLUMNS
     products = _aligned(slots + table + 4)
     operand = tiling.sequences * (width * size + _VECTOR)
@@ -125,24 +125,25 @@ def _width(spec: ModelSpec) -> int:
 
 
 def _sums(spec: ModelSpec) -> int:
-    """Return the tiles whose sums are in shared memory at a time: whole warps of eight rows for each."""
+    """Return the number of tiles whose sums are in shared memory at a time: a multiple of four, whose rows fill a
+    warp."""
     return -(-len(varying(spec.kernel.cell)) // 4) * 4
 
 
 def head_exchanges(spec: ModelSpec) -> list[Exchange]:
-    """Return the exchanges between the units of a head in a step of its cell."""
+    """Return the exchanges between the units of a head in a step of the cell."""
     if not trace(spec.kernel.cell).reduces:
         return []
     return [one for one in exchanges(spec.kernel.cell, "forward") if one.words]
 
 
 def _output_tiles(spec: ModelSpec) -> int:
-    """Return how many tiles of eight units of the residual stream a block of threads computes."""
+    """Return how many tiles of eight units of the residual stream a thread block computes."""
     return -(-_width(spec) // (8 * spec.kernel.gpu.multiprocessors))
 
 
 def _row_blocks(spec: ModelSpec, tiling: StepTiling) -> int:
-    """Return how many blocks of threads normalize rows."""
+    """Return how many thread blocks normalise rows."""
     return min(tiling.sequences, spec.kernel.gpu.multiprocessors)
 
 
@@ -151,12 +152,13 @@ def _stream_rows(spec: ModelSpec, tiling: StepTiling) -> int:
 
 
 def padding(dtype: torch.dtype) -> int:
-    """Return how many numbers follow a row of an operand in shared memory, so that two rows are in different banks."""
+    """Return the number of padding elements after a row of an operand in shared memory, which put rows in different
+    banks."""
     return _VECTOR // dtype.itemsize
 
 
 def prelude(spec: ModelSpec, tiling: StepTiling) -> str:
-    """Return the source before the kernel's."""
+    """Return the printed source before the kernel's header."""
     constants = {
         "BLOCKS": spec.blocks,
         "HIDDEN": spec.hidden,

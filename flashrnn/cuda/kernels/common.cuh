@@ -1,4 +1,4 @@
-// Types and instructions that all kernels share. Each function is one instruction or a few.
+// Types and thin wrappers of instructions that all kernels use.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -17,12 +17,15 @@ DEVICE u32 pack_halves(float low, float high) {
 DEVICE float2 unpack_halves(u32 pair) { return __half22float2(*reinterpret_cast<__half2*>(&pair)); }
 DEVICE float2 unpack_bfloats(u32 pair) { return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)); }
 
-// scalar: the type of inputs and outputs. operand: the type that the tensor cores multiply. A float is split into SPLITS
-// bfloat16 operands of 8 bits each (bf16x3): with 3 splits, the 6 largest of the 9 products leave an error of 2^-23. Where
-// products may be as coarse as TF32 (2^-10), with 2 splits, the 3 largest of the 4 products leave 2^-16. A TF32 instruction
-// would read as many bytes and take two thirds of the tensor cores' time, but its fragments differ from all other types'.
-// SCALED: a float is split into two float16 operands of 11 bits each (fp16x2), of which 3 products leave 2^-20 at most: half as many as
-// of bf16x3, and two thirds of the bytes. Numbers are multiplied by a power of two before (Scale), as float16 has a small range.
+// `scalar` is the type of inputs and outputs, `operand` the type that the tensor cores multiply. A float is split into
+// SPLITS operands:
+// - bf16x3 (default): three bfloat16 numbers of 8 bits each. The 6 largest of the 9 products leave an error of 2^-23.
+// - TF32 precision allowed (error 2^-10): two bfloat16 numbers. The 3 largest of the 4 products leave 2^-16. A TF32
+//   instruction would read as many bytes and take two thirds of the tensor cores' time, but its fragments differ from
+//   those of the other types.
+// - SCALED (fp16x2): two float16 numbers of 11 bits each, of which 3 products leave at most 2^-20. That is half of the
+//   products and two thirds of the bytes of bf16x3. Because float16 has a small range, operands are first multiplied by
+//   a power of two (`Scale`).
 #if defined(SCALAR_F16) || defined(SCALAR_SCALED)
 using operand = __half;
 DEVICE u32 pack(float low, float high) { return pack_halves(low, high); }
@@ -57,28 +60,29 @@ constexpr bool TF32 = false;
 #endif
 constexpr int SPLITS = BYTES == 2 ? 1 : TF32 || SCALED ? 2 : 3;
 
-// The type in which gates, and states that are not results, are stored for the backward.
+// The type in which the forward stores gates, and states that are not results, for the backward.
 template <int>
 struct GateOf { using type = __half; };
 template <>
 struct GateOf<4> { using type = float; };
 using gate = GateOf<BYTES>::type;
-// Packs two of them into a word. Values beyond the range of float16 saturate, so that all stay finite.
+// Packs two gates into a word. Values beyond the range of float16 saturate, so that they stay finite.
 DEVICE u32 pack_gates(float low, float high) {
   u32 pair;
   asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
-// Converts one of them, likewise.
+// Converts one gate, with saturation.
 DEVICE void to_gate(float& gate, float x) { gate = x; }
 DEVICE void to_gate(__half& gate, float x) { gate = __ushort_as_half(static_cast<u16>(pack_gates(x, 0))); }
 
-// Two neighbouring scalars. Each call of next_split takes the next 8 bits of both, the highest first.
+// A pair of neighbouring scalars. For float, each call of next_split returns the next 8 (SCALED: 11) leading bits of
+// both, as two operands in a word.
 template <class S>
 struct PairOf {
   u32 word;
   DEVICE u32 next_split() const { return word; }
-  DEVICE void multiply(float) {}  // these are not SCALED
+  DEVICE void multiply(float) {}  // only floats are SCALED
   DEVICE float magnitude() const { return 0; }
 };
 template <>
@@ -106,9 +110,10 @@ DEVICE void transpose(PairOf<S>& a, PairOf<S>& b) {
   a.word = __byte_perm(first, second, 0x5410), b.word = __byte_perm(first, second, 0x7632);
 }
 
-// c[16 x 8] += a[16 x 16] b[16 x 8]. With q = lane / 4 (quad) and l = lane % 4 (lane_in_quad), a lane holds of c rows
-// q, q, q+8, q+8 and columns 2l, 2l+1, 2l, 2l+1; as a[r] row q + 8 (r % 2), columns 2l + 8 (r / 2) and the next; as b[r] rows
-// 2l + 8 r and the next, column q.
+// c[16 x 8] += a[16 x 16] b[16 x 8]. With q = lane / 4 (quad) and l = lane % 4 (lane_in_quad), a lane holds
+// - c[0..3]: rows q, q, q + 8, q + 8, columns 2l, 2l + 1, 2l, 2l + 1;
+// - a[r]: row q + 8 (r % 2), columns 2l + 8 (r / 2) and the next;
+// - b[r]: rows 2l + 8r and the next, column q.
 DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE ".f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -116,8 +121,9 @@ DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Returns, in this notation, the sums of `value` over the lanes of quads 2l and 2l + 1: the product of ones and the values, each as
-// two numbers of TF32, so that 22 of its bits count.
+// Returns the sums of `value` over the lanes of quads 2l and 2l + 1, l = lane_in_quad: the product of a matrix of ones
+// and the values. Each value is split into two TF32 numbers, so that 22 of its bits count. All lanes of the warp call
+// this.
 DEVICE float2 sum_of_quads(float value) {
   const u32 high = __float_as_uint(value) & 0xffffe000;
   const float low = value - __uint_as_float(high);
@@ -129,7 +135,7 @@ DEVICE float2 sum_of_quads(float value) {
 
 DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
-// Loads four (two) 8 x 8 matrices of 2-byte elements; every lane passes the address of one row of 16 bytes.
+// ldmatrix: loads four (two) 8 x 8 matrices of 2-byte elements. Each lane passes the address of a row of 16 bytes.
 DEVICE void load_four_matrices(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
@@ -139,13 +145,13 @@ DEVICE void load_two_matrices(u32& r0, u32& r1, u32 address) {
                : "=r"(r0), "=r"(r1) : "r"(address) : "memory");
 }
 
-// Loads four such matrices, each transposed.
+// Loads four such matrices transposed.
 DEVICE void load_four_transposed(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
 
-// Starts a copy of BYTES (4, 8 or 16) from global to shared memory; copies zeros if not `valid`.
+// Starts an asynchronous copy of BYTES (4, 8 or 16) bytes from global to shared memory; writes zeros if not `valid`.
 template <int BYTES>
 DEVICE void copy_async(u32 to, const void* from, bool valid) {
   int bytes = valid ? BYTES : 0;
@@ -160,7 +166,8 @@ DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory");
 template <int PENDING>
 DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
-// Loads a pair from read-only memory; zeros for a null pointer. Volatile, so that few addresses are live at a time.
+// Loads a pair from read-only memory, zeros for a null pointer. Volatile, so that the compiler keeps few addresses
+// live.
 DEVICE void load(PairOf<float>& pair, const scalar* from) {
   asm volatile("{.reg .pred p; setp.ne.u64 p, %2, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000;\n"
                "@p ld.global.nc.v2.f32 {%0,%1}, [%2];}" : "=f"(pair.low), "=f"(pair.high) : "l"(from));
@@ -174,10 +181,10 @@ DEVICE void load(PairOf<S>& pair, const scalar* from) {
 template <class T>
 DEVICE void advance(T*& pointer, i64 bytes) { pointer = reinterpret_cast<T*>(reinterpret_cast<char*>(pointer) + bytes); }
 
-// Stops the compiler from recomputing x wherever it is used.
+// Prevents the compiler from recomputing x at each use.
 DEVICE void asm_fence(u32& x) { asm volatile("" : "+r"(x)); }
 DEVICE void asm_fence(i64& x) { asm volatile("" : "+l"(x)); }
-// The same for a pointer, which the compiler still knows to be one to global memory.
+// The same for a pointer that the compiler still knows to point to global memory.
 template <class T>
 DEVICE void asm_fence(T*& pointer) {
   size_t address = __cvta_generic_to_global(pointer);
@@ -203,13 +210,15 @@ DEVICE void load_shared(uint2& v, u32 address) {
 }
 DEVICE void load_shared(u32& v, u32 address) { asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory"); }
 
-// Called by all threads of a warpgroup: takes registers that others have given back, up to so many for each thread.
+// Called by all threads of a warpgroup: requests REGISTERS registers per thread, from those that other warpgroups have
+// released.
 template <int REGISTERS>
 DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
+// Called by all threads of a warpgroup: releases registers, down to REGISTERS per thread.
 template <int REGISTERS>
 DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 
-// A barrier of THREADS threads that pass the same id.
+// Synchronises THREADS threads that pass the same barrier id.
 template <int THREADS>
 DEVICE void named_barrier(int id) {
   if constexpr (THREADS == 32) {

@@ -1,13 +1,14 @@
-// What has left the time loop of a cell (cells/hoisting.py): values of each row of inputs, and the gradient of the inputs from theirs.
+// The part of a cell that is computed outside the time loop (cells/hoisting.py): values computed from each row of
+// inputs, and the gradient of the inputs from that of the values. A row is a step of a sequence.
 //
-// The threads of a block have the units of a head, CELLS neighbours each, and process row after row. A row is a step of a sequence.
-// The row that comes next is loaded while one is processed.
+// The threads of a block cover the units of one head, CELLS neighbouring units each, and process row after row. The
+// next row is loaded while the current one is processed.
 #pragma once
 #include "kernels/partial.cuh"
 
 constexpr int WARPS = THREADS / 32;
 constexpr int ROW = HEADS * D;
-constexpr bool WIDE = D % CELLS == 0;  // a thread has CELLS units or none
+constexpr bool WIDE = D % CELLS == 0;  // a thread has all of its CELLS units or none
 
 DEVICE float2 to_floats(PairOf<float> pair) { return make_float2(pair.low, pair.high); }
 template <class S>
@@ -16,23 +17,26 @@ DEVICE void round(PairOf<float>& pair, float low, float high) { pair.low = low, 
 template <class S>
 DEVICE void round(PairOf<S>& pair, float low, float high) { pair.word = pack(low, high); }
 
-// The same as gates, which are rounded less than bfloat16 (residual.py).
+// Rounds values as gates are rounded: half types to float16, which is more precise than bfloat16 (residual.py).
 DEVICE void round_gates(PairOf<float>& pair, float low, float high) { round(pair, low, high); }
 template <class S>
 DEVICE void round_gates(PairOf<S>& pair, float low, float high) { pair.word = pack_gates(low, high); }
 
-// Return the thread's unit of number q.
+// Returns the unit of the thread's cell q.
 DEVICE int unit_of(int q) { return CELLS * threadIdx.x + q; }
 
-// Reductions over the units of a row, with one barrier each: of two buffers, one is read while the other is written.
+// Reductions over the units of a row, with one __syncthreads each. Of two buffers, one is read while the other is
+// written.
 struct UnitReductions {
   float* parts;  // [2][WARPS][4 * EXCHANGED_VECTORS], in shared memory
   u32& exchange;
 
+  // Reduces SUMS values, then MOMENTS, then MAXIMA over the units of the row. The results are the sums, mean and
+  // variance of each moment, then the maxima. All threads of the block call this.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
-    Part total = part_of_warp<SUMS, MOMENTS, MAXIMA>(of);
+    Part total = reduce_warp<SUMS, MOMENTS, MAXIMA>(values);
     float* buffer = parts + (exchange++ & 1) * (WARPS * 4 * EXCHANGED_VECTORS);
     if (threadIdx.x % 32 == 0)
 #pragma unroll
@@ -52,27 +56,28 @@ struct UnitReductions {
   }
 
  private:
+  // Returns the contribution of the warp's units.
   template <int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE static Partial<SUMS, MOMENTS, MAXIMA> part_of_warp(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS]) {
+  DEVICE static Partial<SUMS, MOMENTS, MAXIMA> reduce_warp(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS]) {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     Part part = {};
 #pragma unroll
-    for (int i = 0; i < MOMENTS; i++) part.words[Part::ADDED + i] = __shfl_sync(~0u, of[SUMS + i][0], 0);
+    for (int i = 0; i < MOMENTS; i++) part.words[Part::ADDED + i] = __shfl_sync(~0u, values[SUMS + i][0], 0);
 #pragma unroll
     for (int i = Part::ADDED + MOMENTS; i < Part::WORDS; i++) part.words[i] = -INFINITY;
 #pragma unroll
     for (int q = 0; q < CELLS; q++) {
       if (unit_of(q) >= D) continue;
 #pragma unroll
-      for (int i = 0; i < SUMS; i++) part.words[i] += of[i][q];
+      for (int i = 0; i < SUMS; i++) part.words[i] += values[i][q];
 #pragma unroll
       for (int i = 0; i < MOMENTS; i++) {
-        const float deviation = of[SUMS + i][q] - part.words[Part::ADDED + i];
+        const float deviation = values[SUMS + i][q] - part.words[Part::ADDED + i];
         part.words[SUMS + 2 * i] += deviation;
         part.words[SUMS + 2 * i + 1] = fmaf(deviation, deviation, part.words[SUMS + 2 * i + 1]);
       }
 #pragma unroll
-      for (int i = Part::ADDED + MOMENTS; i < Part::WORDS; i++) part.words[i] = op_max(part.words[i], of[i - Part::ADDED + SUMS][q]);
+      for (int i = Part::ADDED + MOMENTS; i < Part::WORDS; i++) part.words[i] = op_max(part.words[i], values[i - Part::ADDED + SUMS][q]);
     }
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) {
@@ -85,12 +90,12 @@ struct UnitReductions {
   }
 };
 
-// The thread's units of a row of ROW_GATES gates.
+// The gates of the thread's units in a row; in memory, gates are ROW numbers apart.
 struct alignas(CELLS * BYTES < 16 ? CELLS * BYTES : 16) Units { Pair pairs[CELLS / 2]; };
 template <int ROW_GATES>
 struct Row {
   Units units[ROW_GATES];
-  // Loads it from where the thread's first number is; zeros unless it `exists`.
+  // Loads the row whose first number of this thread is at `from`; zeros unless it `exists`.
   DEVICE void load(const scalar* from, bool exists) {
 #pragma unroll
     for (int j = 0; j < ROW_GATES; j++)
@@ -117,16 +122,17 @@ struct Row {
     const float2 pair = to_floats(units[j].pairs[q / 2]);
     return q % 2 ? pair.y : pair.x;
   }
-  DEVICE void set(int j, const float (&of)[CELLS]) {
+  DEVICE void set(int j, const float (&values)[CELLS]) {
 #pragma unroll
-    for (int p = 0; p < CELLS / 2; p++) round(units[j].pairs[p], of[2 * p], of[2 * p + 1]);
+    for (int p = 0; p < CELLS / 2; p++) round(units[j].pairs[p], values[2 * p], values[2 * p + 1]);
   }
-  DEVICE void set_gate(int j, const float (&of)[CELLS]) {
+  DEVICE void set_gate(int j, const float (&values)[CELLS]) {
 #pragma unroll
-    for (int p = 0; p < CELLS / 2; p++) round_gates(units[j].pairs[p], of[2 * p], of[2 * p + 1]);
+    for (int p = 0; p < CELLS / 2; p++) round_gates(units[j].pairs[p], values[2 * p], values[2 * p + 1]);
   }
 };
 
+// Loads the biases of the thread's units.
 DEVICE void load_biases(float (&b)[GATES][CELLS], const bias_number* bias, int head) {
 #pragma unroll
   for (int j = 0; j < GATES; j++)
@@ -134,6 +140,7 @@ DEVICE void load_biases(float (&b)[GATES][CELLS], const bias_number* bias, int h
     for (int q = 0; q < CELLS; q++) b[j][q] = unit_of(q) < D ? float(bias[BIAS_OF[j] * ROW + head * D + unit_of(q)]) : 0;
 }
 
+// Computes the gates: the bias and, for gates that have one, the input.
 DEVICE void add_inputs(float (&g)[GATES][CELLS], const float (&b)[GATES][CELLS], const Row<GI>& x) {
 #pragma unroll
   for (int j = 0; j < GATES; j++)
@@ -141,7 +148,7 @@ DEVICE void add_inputs(float (&g)[GATES][CELLS], const float (&b)[GATES][CELLS],
     for (int q = 0; q < CELLS; q++) g[j][q] = INPUT_OF[j] >= 0 ? b[j][q] + x.get(INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0, q) : b[j][q];
 }
 
-// Params: types and shapes are in parameters.py. x, bias -> values, as gates.
+// Params: types and shapes are in parameters.py. x, bias -> values, rounded as gates.
 #ifdef FORWARD
 extern "C" __global__ void __launch_bounds__(THREADS)
 flashrnn_hoisted(PARAMETERS) {
@@ -170,7 +177,7 @@ flashrnn_hoisted(PARAMETERS) {
   }
 }
 #else
-// x, bias, d_values -> d_x, d_bias [blocks of a head, GATES, HEADS, D].
+// x, bias, d_values -> d_x and d_bias [blocks per head, GATES, HEADS, D], the partial sums of each block.
 extern "C" __global__ void __launch_bounds__(THREADS)
 flashrnn_hoisted(PARAMETERS) {
   extern __shared__ __align__(16) float parts[];

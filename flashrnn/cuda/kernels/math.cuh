@@ -1,4 +1,5 @@
-// Element-wise functions of the printed cells. Errors are absolute for results of size 1 unless said otherwise.
+// The element-wise functions that printed cells call. Errors are absolute, for results of magnitude 1, unless stated
+// otherwise.
 #pragma once
 #include "kernels/common.cuh"
 
@@ -9,13 +10,13 @@ DEVICE float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=
 DEVICE float log2_fast(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float reciprocal(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 
-// For values of 16 bits: single instructions, with errors below the rounding around them (2^-9 or 2^-12). tanh has a
-// relative error of 2^-11, exp and div of 2^-22, log an absolute one of 2^-22. For float: two units in the last place. With
-// TF32, whose products have errors of 2^-16: tanh, sigmoid, exp and div without branches, with relative errors of 2^-20, but for
-// exp and sigmoid of numbers x beyond 8, where it is |x| 2^-23.
+// Half types use single instructions whose errors are below the rounding of their results (2^-9 or 2^-12): tanh has a
+// relative error of 2^-11, exp and div of 2^-22; log has an absolute error of 2^-22. float32 has errors of two units in
+// the last place. With TF32, whose products have errors of 2^-16, tanh, sigmoid, exp and div are free of branches and
+// have relative errors of 2^-20; for |x| > 8, those of exp and sigmoid are |x| 2^-23.
 constexpr bool ACCURATE = sizeof(scalar) == 4;
 
-// A polynomial below 3/8, because the difference of two numbers near 1 has an absolute error of 2^-22.
+// Uses a polynomial for |x| < 3/8: there, the difference of two numbers near 1 would have an absolute error of 2^-22.
 DEVICE float tanh_tf32(float x) {
   const float square = x * x;
   float series = fmaf(square, -0.0484720f, 0.1328940f);
@@ -65,6 +66,6 @@ DEVICE float op_copysign(float a, float b) { return copysignf(a, b); }
 DEVICE float op_abs(float x) { return fabsf(x); }
 DEVICE float op_sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : 0.0f; }
 
-// As PyTorch's, these propagate NaN.
+// These propagate NaN, as PyTorch's do.
 DEVICE float op_max(float a, float b) { float y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
 DEVICE float op_min(float a, float b) { float y; asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }

@@ -1,10 +1,10 @@
-// What some of a head's units contribute to sums, moments (mean and variance) and maxima over all of them.
+// The contribution of some of a head's units to sums, moments (mean and variance) and maxima over all of them.
 #pragma once
 #include "kernels/math.cuh"
 
-// The numbers of one exchange for one sequence. A moment is a shift, one of the numbers themselves, and the sum of the deviations
-// from it and that of their squares: these cancel little, whatever the mean is. Words are in the order sums, deviations and
-// squares of every moment, shifts, maxima.
+// The contribution to one exchange, for one sequence. A moment is held as a shift, which is one of the values, the sum
+// of the deviations from it and the sum of their squares: little cancels in these, whatever the mean is. `words` has
+// the sums, the deviations and squares of each moment, the shifts, then the maxima.
 template <int SUMS_, int MOMENTS_, int MAXIMA_>
 struct Partial {
   static constexpr int SUMS = SUMS_, MOMENTS = MOMENTS_, MAXIMA = MAXIMA_;
@@ -25,7 +25,7 @@ struct Partial {
     for (int i = 0; i < VECTORS; i++)
       reinterpret_cast<float4*>(to)[i] = make_float4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
   }
-  // Adds what `units` others contribute.
+  // Adds the contribution of `units` other units.
   DEVICE void add(const Partial& other, float units) {
 #pragma unroll
     for (int i = 0; i < SUMS; i++) words[i] += other.words[i];
@@ -38,7 +38,7 @@ struct Partial {
 #pragma unroll
     for (int i = ADDED + MOMENTS; i < WORDS; i++) words[i] = op_max(words[i], other.words[i]);
   }
-  // Adds what lanes contribute that differ in bits from LAST on, whose shifts are the same.
+  // Adds up the contributions of the lanes whose numbers differ in bits LAST and above. Their shifts must be equal.
   template <int LAST>
   DEVICE void add_lanes() {
 #pragma unroll
@@ -49,7 +49,7 @@ struct Partial {
       for (int i = ADDED + MOMENTS; i < WORDS; i++) words[i] = op_max(words[i], __shfl_xor_sync(~0u, words[i], mask));
     }
   }
-  // Adds what all lanes of the warp contribute, this one of `units` units.
+  // Adds up the contributions of all lanes of the warp; that of this lane comes from `units` units.
   DEVICE void add_lanes(float units) {
     Partial other;
 #pragma unroll
@@ -61,7 +61,7 @@ struct Partial {
       units += more;
     }
   }
-  // Return result i over all D units: sums, mean and variance of every moment, maxima.
+  // Returns result i over all D units, in the order sums, mean and variance of each moment, maxima.
   DEVICE float result(int i) const {
     if (i >= ADDED) return words[i + MOMENTS];
     if (i < SUMS) return words[i];

@@ -1,4 +1,4 @@
-// The sum of the partial sums of several blocks, rounded to a dtype.
+// The sum of the partial sums of several blocks, rounded to the result's dtype.
 #pragma once
 #include "kernels/common.cuh"
 
@@ -6,7 +6,7 @@ DEVICE void round(PairOf<float>& pair, float2 sum) { pair.low = sum.x, pair.high
 template <class S>
 DEVICE void round(PairOf<S>& pair, float2 sum) { pair.word = pack(sum.x, sum.y); }
 
-// Return the sum of pair i over the first axis of partial [partials, pairs].
+// Returns the sum of pair i over the first axis of partial [partials, pairs].
 DEVICE float2 sum_of_pair(const float2* partial, i64 partials, i64 pairs, i64 i) {
   float2 sum = make_float2(0, 0);
 #pragma unroll 8

@@ -1,19 +1,19 @@
-// h before a step, for the kernels of d_R, in which a row is a step of a sequence.
+// h before each step, for the kernels that compute d_R. A row is a step of a sequence.
 #pragma once
 #include "kernels/common.cuh"
 
-// Return h [.., N, D] before row `row` of the sequence sequence(); null for zeros. Batch and time may be swapped in memory:
-// steps are row_t rows apart. initial [B, N, D] or null.
+// Returns the address of h before row `row` in h [.., N, D]; null stands for zeros. Batch and time may be swapped in
+// memory: consecutive steps are row_t rows apart. In the first step it is initial [B, N, D], for sequence(), or null.
 template <class Row, class Sequence>
 DEVICE const scalar* previous_h(const scalar* h, const scalar* initial, Row row, Row row_t, bool first_step, Sequence sequence) {
   if (!first_step) return h + i64(row - row_t) * (HEADS * D);
   return initial ? initial + i64(sequence()) * (HEADS * D) : nullptr;
 }
 
-// h before rows [B, T] of a head, or [T, B] with row_t = B. With BOTH_WAYS, the second half of the heads goes through time
-// backwards.
+// The previous h of the rows of one head: rows are [B, T], or [T, B] with row_t = B. With BOTH_WAYS, the second half of
+// the heads goes backwards in time.
 struct PreviousRows {
-  const scalar *h, *initial;  // of one column
+  const scalar *h, *initial;  // at the caller's column
   const unsigned char* reset;
   u32 T, row_t;
   bool backwards;
@@ -22,7 +22,7 @@ struct PreviousRows {
   DEVICE PreviousRows(const Params& params, int head, int column)
       : h(params.h + head * D + column), initial(params.initial ? params.initial + head * D + column : nullptr), reset(params.reset),
         T(u32(params.T)), row_t(u32(params.row_t)), backwards(BOTH_WAYS && head >= HEADS / 2) {}
-  // Return that of a row; null for zeros.
+  // Returns the address of h before a row; null stands for zeros.
   DEVICE const scalar* operator()(u32 row) const {
     const bool batch_outside = row_t == 1;
     if (RESET && reset[batch_outside ? row : i64(row % row_t) * T + row / row_t]) return nullptr;

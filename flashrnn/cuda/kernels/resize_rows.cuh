@@ -1,25 +1,26 @@
-// Rows of several tensors made longer or shorter by one launch, which is bound by memory.
+// Pads or truncates the rows of several tensors in one launch; bound by memory bandwidth.
 #pragma once
 #include "kernels/common.cuh"
 
-constexpr int IN_VECTOR = 8;  // numbers of 16 bits in a vector of 16 bytes
+constexpr int IN_VECTOR = 8;  // 16-bit elements in a vector of 16 bytes
 
-// One tensor, in numbers of 16 bits, of which larger types have several: x [.., of_x, from] -> resized [.., of_resized, to], `rows` rows
-// in all. Zeros are added to rows and to matrices, or what is too much is left out.
+// One tensor, in units of 16 bits (larger types have several): x [.., of_x, from] -> resized [.., of_resized, to], with
+// `rows` rows in all. Rows and matrices are padded with zeros or truncated.
 struct Resize {
   const u16* x;
   u16* resized;
   i64 rows, from, to, of_x, of_resized;
-  i64 groups;   // of eight rows, which are whole vectors: threads write the same vector of every `at_once`-th group
-  i64 at_once;  // the other rows are made of single numbers
+  i64 groups;   // of eight rows, which are whole vectors: a thread writes the same vector of every `at_once`-th group
+  i64 at_once;  // the remaining rows are written element by element
   i64 blocks;
   DEVICE int blocks_of_groups() const { return int(at_once * to + BLOCK_THREADS - 1) / BLOCK_THREADS; }
 };
 
-// Return the bits of word i of a vector that belong to its first `number` numbers.
+// Returns a mask of the bits of word i of a vector that belong to its first `number` elements.
 DEVICE u32 bits_of_first(int number, int i) { return number >= 2 * i + 2 ? ~0u : number == 2 * i + 1 ? 0xffffu : 0u; }
 
-// Numbers begin <= k < end of a vector, which are in memory at from[k]: they are in five aligned words, which may have to be shifted.
+// Elements begin <= k < end of a vector; element k is at from[k]. They lie in five aligned words, which are shifted by
+// one element if `from` is odd.
 struct Part {
   const u32* words;
   u32 order, mask[4];
@@ -29,6 +30,7 @@ struct Part {
 #pragma unroll
     for (int i = 0; i < 4; i++) mask[i] = bits_of_first(end, i) & ~bits_of_first(begin, i);
   }
+  // Sets these elements of `vector`, read `offset` words further on.
   DEVICE void add_to(u32 (&vector)[4], i64 offset) const {
     u32 found[5];
 #pragma unroll
@@ -38,16 +40,17 @@ struct Part {
   }
 };
 
-// Writes the thread's vector of its groups. It may have the end of a row and the beginning of the next one in it.
-DEVICE void resize_groups(const Resize& of, int thread) {
-  const int from = of.from, to = of.to, at_once = of.at_once, first = thread / to, vector = thread - first * to;
+// Writes the thread's vector in each of its groups. A vector may contain the end of one row and the beginning of the
+// next.
+DEVICE void resize_groups(const Resize& job, int thread) {
+  const int from = job.from, to = job.to, at_once = job.at_once, first = thread / to, vector = thread - first * to;
   if (first >= at_once) return;
   const int row = vector * IN_VECTOR / to, column = vector * IN_VECTOR - row * to, left = to - column;  // left: to the row's end
-  const u16* x = of.x + (i64(first) * IN_VECTOR + row) * from;
+  const u16* x = job.x + (i64(first) * IN_VECTOR + row) * from;
   const Part before(x + column, 0, min(left, from - column)), after(x + from - left, left, left + from);
-  uint4* resized = reinterpret_cast<uint4*>(of.resized) + i64(first) * to + vector;
+  uint4* resized = reinterpret_cast<uint4*>(job.resized) + i64(first) * to + vector;
   const i64 step = i64(at_once) * (IN_VECTOR / 2) * from, result_step = i64(at_once) * to;
-  const int count = (int(of.groups) - first + at_once - 1) / at_once;
+  const int count = (int(job.groups) - first + at_once - 1) / at_once;
   auto write = [&](bool ends) {
 #pragma unroll 4
     for (int i = 0; i < count; i++) {
@@ -61,28 +64,28 @@ DEVICE void resize_groups(const Resize& of, int thread) {
   else write(false);
 }
 
-// Writes eight numbers.
-DEVICE void resize_singles(const Resize& of, i64 first) {
+// Writes the eight elements from `first` on.
+DEVICE void resize_elements(const Resize& job, i64 first) {
 #pragma unroll 1
-  for (i64 at = first; at < min(first + IN_VECTOR, of.rows * of.to); at++) {
-    const i64 row = at / of.to, column = at - row * of.to, matrix = row / of.of_resized, of_matrix = row - matrix * of.of_resized;
-    const bool exists = column < of.from && of_matrix < of.of_x;
-    of.resized[at] = exists ? of.x[(matrix * of.of_x + of_matrix) * of.from + column] : 0;
+  for (i64 at = first; at < min(first + IN_VECTOR, job.rows * job.to); at++) {
+    const i64 row = at / job.to, column = at - row * job.to, matrix = row / job.of_resized, of_matrix = row - matrix * job.of_resized;
+    const bool exists = column < job.from && of_matrix < job.of_x;
+    job.resized[at] = exists ? job.x[(matrix * job.of_x + of_matrix) * job.from + column] : 0;
   }
 }
 
-// Params: types and shapes are in parameters.py. The blocks of each tensor follow those of the one before.
+// Params: types and shapes are in parameters.py. The blocks of each tensor follow those of the previous tensor.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 flashrnn_resize_rows(PARAMETERS) {
   const Resize tensors[] = {PARAMETER_NAMES};
-  Resize of = tensors[0];
+  Resize job = tensors[0];
   int block = blockIdx.x;
-  bool found = block < of.blocks;
+  bool found = block < job.blocks;
 #pragma unroll
   for (int i = 1; i < sizeof(tensors) / sizeof(Resize); i++) {
-    if (!found) block -= of.blocks, of = tensors[i], found = block < of.blocks;
+    if (!found) block -= job.blocks, job = tensors[i], found = block < job.blocks;
   }
-  const int of_groups = of.blocks_of_groups();
-  if (block < of_groups) return resize_groups(of, block * BLOCK_THREADS + threadIdx.x);
-  resize_singles(of, (of.groups * of.to + i64(block - of_groups) * BLOCK_THREADS + threadIdx.x) * IN_VECTOR);
+  const int of_groups = job.blocks_of_groups();
+  if (block < of_groups) return resize_groups(job, block * BLOCK_THREADS + threadIdx.x);
+  resize_elements(job, (job.groups * job.to + i64(block - of_groups) * BLOCK_THREADS + threadIdx.x) * IN_VECTOR);
 }

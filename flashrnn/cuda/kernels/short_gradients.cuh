@@ -1,6 +1,6 @@
-// The gradients of all weights after a short sequence, in one launch: of R, of b and, if the layer's input is given, of W.
-// Those of R and W are sums over rows, which are steps of sequences: of each gate's gradient times h before the step, or times
-// the input. A block has the sums of UNITS units of gates and COLUMNS columns in registers.
+// The gradients of all weights after a short sequence, in one launch: of R, of b and, if the layer's input is given, of
+// W. Those of R and W are sums over rows (a row is a step of a sequence) of each gate's gradient times the previous h,
+// or times the input. A block holds the sums of UNITS units of gates by COLUMNS columns in registers.
 #pragma once
 #include "kernels/partial_sums.cuh"
 #include "kernels/previous_h.cuh"
@@ -9,13 +9,14 @@ constexpr int VECTOR = D % 8 == 0 ? 8 : D % 4 == 0 ? 4 : 2;  // elements of a co
 constexpr int WIDTH = GI * HEADS * D;                        // of d_x
 constexpr int UNIT_TILES = (GR * D + UNITS - 1) / UNITS, COLUMN_TILES = (D + COLUMNS - 1) / COLUMNS;  // of a head's d_R
 constexpr int TILES_OF_R = HEADS * UNIT_TILES * COLUMN_TILES;
-constexpr int LEFT_PITCH = UNITS * BYTES + 16, RIGHT_PITCH = COLUMNS * BYTES + 16;  // eight rows never share a bank
+constexpr int LEFT_PITCH = UNITS * BYTES + 16, RIGHT_PITCH = COLUMNS * BYTES + 16;  // eight rows access different banks
 constexpr int RIGHT = ROWS * LEFT_PITCH, STAGE = RIGHT + ROWS * RIGHT_PITCH;
 constexpr int THREADS = 32 * WARPS, WARP_UNITS = UNITS / WARPS;
 static_assert(BYTES == 2 && D % VECTOR == 0 && THREADS * VECTOR >= UNITS && STAGES * STAGE == SHARED_BYTES_EXPECTED);
 using Sums = float[WARP_UNITS / 16][COLUMNS / 8][4];
 
-// Starts to copy ROWS rows of COUNT elements. A thread copies its vector of every n-th row, which is at from(row); null: zeros.
+// Starts to copy ROWS rows of COUNT elements. A thread copies the same vector of every (THREADS / VECTORS)-th row, from
+// from(row); zeros if that is null.
 template <int COUNT, int PITCH, class From>
 DEVICE void copy_rows(u32 to, From from) {
   constexpr int VECTORS = COUNT / VECTOR;
@@ -26,13 +27,13 @@ DEVICE void copy_rows(u32 to, From from) {
     copy_async<VECTOR * BYTES>(to + row * PITCH + threadIdx.x % VECTORS * (VECTOR * BYTES), own, own);
   }
 }
-// The first of the thread's columns in a row of COUNT elements.
+// Returns the first of the thread's columns in a row of COUNT elements.
 template <int COUNT>
 DEVICE int own_column() { return threadIdx.x % (COUNT / VECTOR) * VECTOR; }
 
-// Adds the products of a stage's rows, at `from` in shared memory, to c. Both matrices are transposed: rows are the product's
-// inner axis. Of the gradients, lanes 8 to 15 pass the next columns and lanes 16 to 31 the next rows; of the right matrix the
-// other way round.
+// Adds the products of a stage's rows, at `from` in shared memory, to c. Rows are the inner axis of the product, so
+// both operands are loaded transposed. For ldmatrix, lanes 8 to 15 pass the next columns of the gradients and lanes 16
+// to 31 the next rows; for the right operand the other way round.
 DEVICE void add_products(Sums& c, u32 from) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const u32 left = from + (lane % 8 + lane / 16 * 8) * LEFT_PITCH + (warp * WARP_UNITS + lane / 8 % 2 * 8) * BYTES;
@@ -52,8 +53,9 @@ DEVICE void add_products(Sums& c, u32 from) {
   }
 }
 
-// Stores, for a block, the sum over `rows` rows of left(row) times right(row), of which a thread reads its own columns;
-// index(unit, column) is where a sum belongs, negative for padding.
+// Computes and stores a block's tile of the sum over `rows` rows of left(row) times right(row), the addresses of the
+// columns that this thread copies (null: zeros). The sum of (unit, column) is stored at index(unit, column) of
+// `result`, unless that is negative (padding).
 template <class Left, class Right, class Index>
 DEVICE void store_product(u32 shared, int rows, Left left, Right right, u32* result, Index index) {
   auto copy = [&](int stage, int row) {
@@ -83,7 +85,7 @@ DEVICE void store_product(u32 shared, int rows, Left left, Right right, u32* res
       }
 }
 
-// A tile of d_R: units of a head's recurrent gates, one gate after the other.
+// Computes tile number `tile` of d_R. Its units are those of a head's recurrent gates, gate after gate.
 DEVICE void store_d_R(const Params& params, u32 shared, int rows, int tile) {
   const int head = tile / (UNIT_TILES * COLUMN_TILES), first_column = tile % COLUMN_TILES * COLUMNS;
   const int first_unit = tile / COLUMN_TILES % UNIT_TILES * UNITS, unit = first_unit + own_column<UNITS>();
@@ -107,7 +109,7 @@ DEVICE void store_d_R(const Params& params, u32 shared, int rows, int tile) {
       });
 }
 
-// A tile of d_W, whose units are the columns of d_x.
+// Computes tile number `tile` of d_W. Its units are the columns of d_x.
 DEVICE void store_d_W(const Params& params, u32 shared, int rows, int tile) {
   const int features = int(params.features), column_tiles = (features + COLUMNS - 1) / COLUMNS;
   const int first_unit = tile / column_tiles * UNITS, first_column = tile % column_tiles * COLUMNS;
@@ -121,9 +123,9 @@ DEVICE void store_d_W(const Params& params, u32 shared, int rows, int tile) {
       });
 }
 
-// Params: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> d_R; d_x, input -> d_W, of zero
-// `features` without it; partial -> d_b, its sum over the first axis, half_bias: in the dtype of h. Blocks are tiles of d_R,
-// tiles of d_W, and those for d_b.
+// Params: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> d_R; d_x, input -> d_W
+// (features = 0 without it); partial -> d_b, the sum over its first axis, in the dtype of h if half_bias, else in
+// float32. The grid has the tiles of d_R, then those of d_W, then the blocks of d_b.
 extern "C" __global__ void __launch_bounds__(THREADS)
 flashrnn_short_gradients(PARAMETERS) {
   extern __shared__ __align__(16) char memory[];

@@ -1,12 +1,13 @@
-// Products of rows and vectors that lie in memory as a model has them, by tensor cores. Four lanes load a vector, 64 bytes of
-// a row, 16 bytes each: the order of the numbers in a sum does not matter, as long as both factors have the same.
+// Products of rows and vectors by tensor cores, loaded from memory without rearrangement. Four lanes load 64 bytes of a
+// row, 16 bytes each: the order of the summands does not matter as long as both factors have the same.
 #pragma once
 #include "kernels/common.cuh"
 
-constexpr int VECTOR = 64 / sizeof(scalar);  // numbers of a row that four lanes load at once
+constexpr int VECTOR = 64 / sizeof(scalar);  // elements of 64 bytes, which four lanes load
 
-// c += vectors times rows, for one vector of each: v[m] are 16 bytes of sequences q and q + 8 of tile m, r[n] of row q of
-// tile n, q = lane / 4. Both are the same 4 or 8 numbers of the vector, those of lane % 4, so their order does not matter.
+// c += vectors times rows, over 64 bytes of each. With q = lane / 4, v[m] holds 16 bytes of sequences q and q + 8 of
+// tile m, and r[n] holds 16 bytes of row q of tile n. Both hold the same 4 or 8 of the 64 bytes' elements, chosen by
+// lane % 4.
 template <int SEQ_TILES, int ROW_TILES>
 DEVICE void multiply(float (&c)[SEQ_TILES][ROW_TILES][4], const uint4 (&v)[SEQ_TILES][2], const uint4 (&r)[ROW_TILES]) {
   if constexpr (sizeof(scalar) == 2) {
@@ -40,7 +41,7 @@ DEVICE void multiply(float (&c)[SEQ_TILES][ROW_TILES][4], const uint4 (&v)[SEQ_T
       split(&b[0][1], 2, r[n].z, r[n].w);
 #pragma unroll
       for (int m = 0; m < SEQ_TILES; m++) {
-        // Tensor cores truncate their sums; the sum over many vectors is made of rounded additions.
+        // Tensor cores truncate their sums. Sums over many vectors are therefore made of rounded additions.
         float sum[4] = {};
 #pragma unroll
         for (int order = SPLITS - 1; order >= 0; order--)

@@ -1,15 +1,16 @@
-// d_R of narrow heads after the loop: the sum over rows, which are steps of sequences, of each gate's gradient times h before
-// the step. Rows are split between clusters and their CLUSTER blocks (split-K). A block has the sums of GATES_AT_ONCE gates
-// and HEADS_AT_ONCE heads in registers; the blocks of a cluster reduce theirs through distributed shared memory.
+// d_R of narrow heads after the time loop: the sum over rows (a row is a step of a sequence) of each gate's gradient
+// times the previous h. The rows are split between clusters and the CLUSTER blocks of each (split-K). A block holds the
+// sums of GATES_AT_ONCE gates and HEADS_AT_ONCE heads in registers; the blocks of a cluster reduce theirs through
+// distributed shared memory.
 #pragma once
 #include "kernels/cluster.cuh"
 #include "kernels/previous_h.cuh"
 
 constexpr int PADDED = (D + 15) / 16 * 16, HEAD_TILES = GATES_AT_ONCE * PADDED / 16;  // of 16 units of a gate
-constexpr int TILES = HEAD_TILES % 2 ? 1 : 2;                                         // of a warp, all of one head
+constexpr int TILES = HEAD_TILES % 2 ? 1 : 2;                                         // of a warp; all are of one head
 constexpr int THREADS = 32 * HEADS_AT_ONCE * HEAD_TILES / TILES;
-constexpr int PITCH = HEADS_AT_ONCE * PADDED * BYTES + 16;  // bytes between rows: eight of them never share a bank
-constexpr int MATRIX = ROWS * PITCH, STAGE = (GATES_AT_ONCE + 1) * MATRIX;  // the gates' gradients, and h
+constexpr int PITCH = HEADS_AT_ONCE * PADDED * BYTES + 16;  // bytes between rows; eight rows access different banks
+constexpr int MATRIX = ROWS * PITCH, STAGE = (GATES_AT_ONCE + 1) * MATRIX;  // the gradients of the gates, and h
 constexpr int HEAD_GROUPS = (HEADS + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE, GATE_GROUPS = (GR + GATES_AT_ONCE - 1) / GATES_AT_ONCE;
 constexpr int VECTOR = D % 8 == 0 ? 8 : D % 4 == 0 ? 4 : 2;  // elements of a copy
 constexpr int ROW_VECTORS = HEADS_AT_ONCE * D / VECTOR, ROWS_AT_ONCE = THREADS / ROW_VECTORS;
@@ -18,13 +19,13 @@ constexpr int RESULT_BYTES = CLUSTER == 1 ? 0 : UNITS * RESULTS * 4;
 constexpr int SHARED_BYTES = STAGES * STAGE > RESULT_BYTES ? STAGES * STAGE : RESULT_BYTES;
 static_assert(D % VECTOR == 0 && BYTES == 2 && ROWS_AT_ONCE > 0 && SHARED_BYTES == SHARED_BYTES_EXPECTED);
 
-// What a thread copies: the same columns of every ROWS_AT_ONCE-th row.
+// The rows that a thread copies: the same columns of every ROWS_AT_ONCE-th row.
 struct RowSource {
   const scalar *d_x, *d_u;
   PreviousRows before;
   int first_gate, first_row;
   bool has_columns;
-  u32 offset;  // in a matrix in shared memory
+  u32 offset;  // of the thread's columns in a matrix in shared memory
 
   DEVICE RowSource(const Params& params, int first_head, int first_gate)
       : before(params, first_head + column() / D, column() % D), first_gate(first_gate) {
@@ -35,7 +36,7 @@ struct RowSource {
     d_x = params.d_x + from, d_u = params.d_u + from;
   }
   DEVICE static int column() { return threadIdx.x % ROW_VECTORS * VECTOR; }
-  // Starts to copy rows from `row` on to shared memory; zeros from `end` on.
+  // Starts to copy ROWS rows from `row` on to shared memory; rows from `end` on are zeros.
   DEVICE void copy(u32 to, int row, int end) const {
 #pragma unroll
     for (int r = 0; r < ROWS; r += ROWS_AT_ONCE) {
@@ -58,7 +59,7 @@ struct RowSource {
   }
 };
 
-// Indices of a block's results in d_R [GR, HEADS, D, D]; negative for padding.
+// Maps a block's sums to indices in d_R [GR, HEADS, D, D]; negative for padding.
 struct ResultIndices {
   int first_head, first_gate;
 
@@ -69,8 +70,8 @@ struct ResultIndices {
   }
 };
 
-// Adds the products of a stage's rows, at `from` in shared memory, to c. Both matrices are transposed: rows are the product's
-// inner axis.
+// Adds the products of a stage's rows, at `from` in shared memory, to c. Rows are the inner axis of the product, so
+// both operands are loaded transposed.
 DEVICE void add_products(float (&c)[TILES][PADDED / 8][4], u32 from, const u32 (&left)[TILES], u32 right) {
 #pragma unroll
   for (int k = 0; k < ROWS; k += 16) {
@@ -87,7 +88,8 @@ DEVICE void add_products(float (&c)[TILES][PADDED / 8][4], u32 from, const u32 (
   }
 }
 
-// Stores the sums of a block: in its shared memory for the others of its cluster, or as a partial sum of d_R.
+// Stores the sums of a block: in its shared memory for the other blocks of the cluster or, without clusters, in a
+// partial sum of d_R.
 DEVICE void store_sums(const float (&c)[TILES][PADDED / 8][4], char* memory, float* partial, const ResultIndices& index) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quad = lane / 4, lane_in_quad = lane % 4;
 #pragma unroll
@@ -103,12 +105,14 @@ DEVICE void store_sums(const float (&c)[TILES][PADDED / 8][4], char* memory, flo
       }
 }
 
+// Stores two neighbouring sums: in float32 in `partial` or, if that is null, rounded in d_R.
 DEVICE void store_pair(float* partial, u32* d_R, i64 to, float low, float high) {
   if (partial) *reinterpret_cast<float2*>(partial + to) = make_float2(low, high);
   else d_R[to / 2] = pack(low, high);
 }
 
-// Adds up the sums that the blocks of a cluster have stored, each block for its share of the results.
+// Adds up the sums that the blocks of the cluster have stored, each block for its share of the results. All of them
+// must have synchronised since store_sums.
 DEVICE void reduce_scatter(u32 shared, int rank, float* partial, u32* d_R, const ResultIndices& index) {
   for (int i = rank * THREADS + threadIdx.x; i < UNITS * PADDED / 4; i += CLUSTER * THREADS) {
     const int unit = i / (PADDED / 4), column = i % (PADDED / 4) * 4;
@@ -130,9 +134,10 @@ DEVICE void reduce_scatter(u32 shared, int rank, float* partial, u32* d_R, const
   }
 }
 
-// Params: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> partial [K splits, GR, N, D, D],
-// or, where it is null because there is one split, d_R. Batch and time may be swapped in memory: steps are row_t rows apart.
-// Clusters are K splits x gate groups x head groups, and each block of a cluster sums `block_rows` rows.
+// Params: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> partial [K splits, GR, N, D,
+// D] or, if that is null because there is one split, d_R. Batch and time may be swapped in memory: consecutive steps
+// are row_t rows apart. There are K splits x gate groups x head groups clusters; each block of a cluster sums
+// `block_rows` rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
 flashrnn_weight_gradient(PARAMETERS) {
   extern __shared__ __align__(16) char memory[];
@@ -142,7 +147,7 @@ flashrnn_weight_gradient(PARAMETERS) {
   const RowSource source(params, first_head, first_gate);
   const int begin = int((k_split * CLUSTER + rank) * params.block_rows);
   const int end = int(min(params.B * params.T, begin + params.block_rows));
-  if (D < PADDED || GR % GATES_AT_ONCE) {  // no copy writes to the padding, or to gates that do not exist
+  if (D < PADDED || GR % GATES_AT_ONCE) {  // no copy writes to padding or to gates that do not exist
     for (int i = threadIdx.x; i < STAGES * STAGE / 16; i += THREADS) reinterpret_cast<uint4*>(memory)[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
   }
@@ -151,7 +156,8 @@ flashrnn_weight_gradient(PARAMETERS) {
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int head = warp * TILES / HEAD_TILES, first_tile = warp * TILES % HEAD_TILES;
-  // Of the gradients, lanes 8 to 15 pass the next columns and lanes 16 to 31 the next rows; of h the other way round.
+  // For ldmatrix, lanes 8 to 15 pass the next columns of the gradients and lanes 16 to 31 the next rows; for h the
+  // other way round.
   u32 left[TILES];
 #pragma unroll
   for (int m = 0; m < TILES; m++) {
@@ -174,10 +180,10 @@ flashrnn_weight_gradient(PARAMETERS) {
     store_sums(c, memory, partial, index);
   } else {
     copy_wait<0>();
-    __syncthreads();  // results take the memory of inputs
+    __syncthreads();  // sums reuse the memory of the inputs
     store_sums(c, memory, partial, index);
     cluster_sync();
     reduce_scatter(shared, rank, partial, params.d_R, index);
-    cluster_sync();  // no block ends while others read its memory
+    cluster_sync();  // no block exits while others read its shared memory
   }
 }

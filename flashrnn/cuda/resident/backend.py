@@ -1,4 +1,4 @@
-"""Backend `cuda_fused`: the whole time loop in one kernel, R on the chip."""
+"""Backend `cuda_fused`: the whole time loop in one kernel, with R on the chip."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -45,7 +45,7 @@ Choose = Callable[[KernelSpec], tuple[Binary, Tiling]]
 
 
 class CudaFused:
-    """`choose` returns the kernel and the tiling for a spec, as compile_best does."""
+    """The backend. `choose` returns the kernel and the tiling for a spec, as compile_best does."""
 
     name = "cuda_fused"
 
@@ -63,11 +63,11 @@ class CudaFused:
         return None
 
     def padding(self, problem: Problem) -> int:
-        """Return how many units to add to a head of odd size, so that rows are aligned for copies of 16 bytes; 0 where
-        that is not supported, or where the padding would not stay finite."""
+        """Return how many units to add to a head of odd size, so that rows are aligned for 16-byte copies; 0 if that is
+        not supported, or if the padding would not stay finite."""
         units = -problem.head_dim % 8
         wider = problem._replace(head_dim=problem.head_dim + units)
-        if self.unsupported_reason(wider) or trace(problem.cell).reduces:  # which would see the added units
+        if self.unsupported_reason(wider) or trace(problem.cell).reduces:  # which would include the added units
             return 0
         return units if finite_at_zero(problem.cell) else 0
 
@@ -93,8 +93,8 @@ class CudaFused:
         both_ways: bool = False,
         concurrency: Concurrency = ALONE,
     ) -> Forward:
-        """Return the forward pass on `device` of calls with a Wx like this one, which is dense. `half_bias`: b is in
-        its dtype, and that has 16 bits. `both_ways` as in `Residual`."""
+        """Return the forward pass on `device` of calls whose Wx has this shape, these strides and this dtype, and is
+        dense. `half_bias`: b has the dtype of Wx, which has 16 bits. `both_ways`: see `Residual`."""
         sizes = Wx.shape, Wx.stride(), Wx.dtype, device
         tf32 = tf32_allowed(Wx.dtype, device)
         return _forward(
@@ -109,14 +109,14 @@ class CudaFused:
     def prepare_backward(
         self, cell: Cell, h: Tensor, aux: Tensor, device: torch.device, concurrency: Concurrency
     ) -> Tiling:
-        """Compile and load what such a backward pass needs; return the tiling of its loop."""
+        """Compile and load what such a backward pass needs. Return the tiling of its time loop."""
         sizes = h.shape, is_time_major(h), h.dtype, variant_of(None, h, aux, training=True)
         return _plan(self._choose, "backward", cell, *sizes, device.index, concurrency).tiling
 
     def backward_of(
         self, cell: Cell, residual: Residual, grads: StateGradients, concurrency: Concurrency = ALONE
     ) -> BackwardCall:
-        """Return the backward pass of these."""
+        """Return the backward pass for a residual and the gradients of the results."""
         h, aux, reset = residual.h, residual.aux, residual.reset is not None
         aux_dtype = aux.dtype if aux.numel() else None
         sizes = h.shape, is_time_major(h), h.dtype, h.device, reset, aux_dtype, tf32_allowed(h.dtype, h.device)
@@ -144,7 +144,7 @@ def _forward(
     both_ways: bool,
     concurrency: Concurrency,
 ) -> Forward:
-    """Return the forward pass of Wx of that shape and stride."""
+    """Return the forward pass of calls whose Wx has this shape and stride."""
     Wx = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     h, last, aux = empty_in_format(Wx, *shape[3:]), empty_states(cell, Wx), empty_aux(cell, Wx, all_states, training)
     gates = empty_gates(cell, Wx, training, gate_format(cell, *shape[3:], dtype))
@@ -173,7 +173,7 @@ def _backward(
     both_ways: bool,
     concurrency: Concurrency,
 ) -> Backward:
-    """Return what backward passes have in common. h has that shape; `aux` is the dtype of the other states."""
+    """Return what all backward passes with h of this shape share. `aux` is the dtype of the stored states except h."""
     variant = Variant(reset, aux, training=True, d_aux=of_aux, tf32=tf32, both_ways=both_ways)
     plan = _plan(choose, "backward", cell, shape, time_major, dtype, variant, device.index, concurrency)
     B, T, *inner = shape
@@ -193,13 +193,13 @@ def _plan(
     device: int,
     concurrency: Concurrency = ALONE,
 ) -> Plan:
-    """Return the plan of that direction of a call with h of that shape."""
+    """Return the plan of one direction of calls with h of this shape."""
     B, T, N, D = shape
     spec = KernelSpec(direction, cell, N, D, B, dtype, device_gpu(device), variant, short_steps(T))
     spec = replace(spec, layers=concurrency.layers, product_blocks=concurrency.product_blocks)
     overlapped = None
     if direction == "forward":
-        if variant.training and spec.layers == 1:  # others prepare both directions themselves
+        if variant.training and spec.layers == 1:  # callers with several layers prepare both directions themselves
             without_bias = replace(variant, half_bias=False)
             after = partial(KERNEL.compile, dtype if variant.half_bias else state_dtype(dtype), spec.gpu)
             if short_gradients.serves(spec, T):
@@ -226,7 +226,7 @@ def _plan(
 
 
 def _step_bytes(spec: KernelSpec, row_t: int) -> dict[str, int]:
-    """Return the bytes between time steps of Wx, h, aux and gates."""
+    """Return the strides in bytes between time steps of Wx, h, aux and gates."""
     cell, aux, unit = spec.cell, spec.variant.aux, row_t * spec.heads * spec.head_dim
     of_head = head_numbers(cell, spec.heads, spec.head_dim, spec.dtype)
     return {
@@ -238,22 +238,22 @@ def _step_bytes(spec: KernelSpec, row_t: int) -> dict[str, int]:
 
 
 def _workspace(spec: KernelSpec, tiling: Tiling) -> int:
-    """Return the bytes in global memory that a group exchanges through."""
+    """Return the bytes of global memory through which a group exchanges."""
     if not tiling.grid:
         return 0
     tile = tiling.padded * 8 * tiling.batch_tiles
     if spec.direction == "forward":  # three steps of h: Ring in kernels/all_gather.cuh
         exchanged = 3 * splits(spec) * tile * 2
-    else:  # two buffers of partial sums, from every block of a group to every block: kernels/reduce_scatter.cuh
+    else:  # two buffers of partial sums from every block of a group to every block: kernels/reduce_scatter.cuh
         exchanged = 2 * tiling.blocks * tile * spec.dtype.itemsize
-    barrier = tiling.blocks + 16  # words, and those up to a cache line: GridBarrier in kernels/grid.cuh
+    barrier = tiling.blocks + 16  # words, rounded up to a cache line: GridBarrier in kernels/grid.cuh
     return exchanged + 8 * (barrier + published_words(spec, tiling))
 
 
 def _backward_kernel(
     choose: Choose, spec: KernelSpec, steps: int, device: int, dependent: bool = False
 ) -> tuple[LoadedKernel, Tiling, concurrent_gradient.Tiling | None]:
-    """Return the kernel, its tiling and, if a kernel for d_R can overlap with it, the tiling of that one."""
+    """Return the kernel, its tiling and, if a kernel for d_R can overlap with it, that kernel's tiling."""
     overlaps = steps >= concurrent_gradient.fewest_steps(spec) and spec.layers == 1
     likely = overlaps and concurrent_gradient.overlapped(spec, producers(spec, solver.likely(spec)))
     with meanwhile(partial(concurrent_gradient.compile_kernel, spec, likely)) if likely else nullcontext():

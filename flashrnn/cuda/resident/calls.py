@@ -1,6 +1,7 @@
 """Calls of the kernels: what all calls of the same sizes share, and what each call launches.
 
-With few time steps, the host needs longer than the GPU. So everything that depends on sizes alone is computed once.
+If there are few time steps, the host takes longer than the GPU. Therefore, everything that depends only on sizes is
+computed once.
 """
 
 import secrets
@@ -32,18 +33,18 @@ from flashrnn.residual import Residual, saturated
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The launches of a call: everything that depends on its sizes alone."""
+    """The launches of a call: everything that depends only on its sizes."""
 
     spec: KernelSpec
     tiling: Tiling
-    launches: tuple[tuple[int, Launch], ...]  # with the number of groups
-    workspace: int  # bytes in global memory that a group exchanges through
+    launches: tuple[tuple[int, Launch], ...]  # with their numbers of groups
+    workspace: int  # bytes of global memory through which a group exchanges
     overlapped: concurrent_gradient.Tiling | None = None  # of d_R, if its kernel overlaps with the loop
-    short: ShortGradients | None = None  # otherwise, of a backward of few steps
+    short: ShortGradients | None = None  # otherwise, for a backward of few steps
     weight_gradient: WeightGradient | None = None  # otherwise
 
     def launch(self, arguments: dict[str, Argument], like: Tensor) -> None:
-        """Launch the kernels; their workspace is on the device of `like`."""
+        """Launch the kernels, with a workspace on the device of `like`."""
         for groups, launch in self.launches:
             workspace = None
             if self.workspace:
@@ -52,22 +53,22 @@ class Plan:
             launch(groups, arguments)
 
 
-_LAUNCHES = count(secrets.randbits(62))  # for GridBarrier: a number that is not in memory by chance
+_LAUNCHES = count(secrets.randbits(62))  # for GridBarrier: unlikely to be in memory by chance
 
 
 def producers(spec: KernelSpec, tiling: Tiling) -> int:
-    """Return the number of blocks of the loop."""
+    """Return the number of blocks of the time loop."""
     return tiling.batches(spec.batch) * spec.heads * tiling.blocks
 
 
 class Backward:
-    """What all backward passes share whose residuals differ only in their values."""
+    """What backward passes share whose residuals differ only in their values."""
 
     def __init__(self, plan: Plan, cell: Cell, h: Tensor, device: torch.device) -> None:
-        """`h` is like that of the calls, on PyTorch's meta device."""
+        """`h` has the format of that of the calls, on PyTorch's meta device."""
         B, _, N, D = h.shape
         self.plan, self.gate_format = plan, gate_format(cell, N, D, h.dtype)
-        self.over_gates = not plan.tiling.grid and self.gate_format == "PNDG"  # where d_Wx may be written
+        self.over_gates = not plan.tiling.grid and self.gate_format == "PNDG"  # d_Wx may overwrite the gates
         states = empty_states(cell, h)
         d_b = states.new_empty(plan.tiling.batches(B), len(cell.gates), N, D)
         d_Wx, d_u = (empty_in_format(h, len(gates), N, D) for gates in (cell.input_gates, recurrent_only(cell)))
@@ -78,7 +79,7 @@ class Backward:
 
 
 class BackwardCall:
-    """A backward pass: call `launch`, and right after it `gradients`."""
+    """A backward pass: call `launch`, and directly afterwards `gradients`."""
 
     def __init__(self, of: Backward, residual: Residual, grads: StateGradients) -> None:
         """h, aux, gates and the gradient of h are dense, gates in the format of `of`. Their shapes may differ."""
@@ -123,15 +124,15 @@ class BackwardCall:
         }
 
     def launch(self, **chunks: Argument) -> None:
-        """`chunks` as in `Forward.launch`."""
+        """Launch the time loop. `chunks`: see `Forward.launch`."""
         self._of.plan.launch({**self._arguments, **chunks}, self.d_Wx)
 
     def gradients(self) -> Gradients:
         return self.gradients_of_layer(None)[0]
 
     def gradients_of_layer(self, x: Tensor | None) -> tuple[Gradients, Tensor | None]:
-        """Return the gradients, and that of W where the launch that makes those of R and b makes it too, from the
-        layer's input x, contiguous and in the order of memory of h."""
+        """Return the gradients and, if the kernel that computes those of R and b can also compute it, the gradient of
+        W. x is the layer's input, contiguous and in the memory order of h."""
         _, states, reset, *_ = residual = self._residual
         b_dtype = residual.b_dtype or self._d_b.dtype
         if short := self._of.plan.short:
@@ -147,12 +148,13 @@ class BackwardCall:
 
 
 class Forward:
-    """Forward passes of inputs that differ only in their values. Biases and initial states of None are zeros."""
+    """Forward passes of inputs that differ only in their values. For biases and initial states, None stands for
+    zeros."""
 
     def __init__(
         self, plan: Plan, cell: Cell, results: States, gates: Tensor, backward: Callable[[], Backward]
     ) -> None:
-        """`results` and `gates` are like those of the calls, on PyTorch's meta device."""
+        """`results` and `gates` have the formats of those of the calls, on PyTorch's meta device."""
         self._plan, self._backward, made = plan, backward, (*results, gates)
         self._made = [_format(one) for one in made]
         self.states, self.batch, N, D = results.last.shape
@@ -162,7 +164,7 @@ class Forward:
 
     @cached_property
     def backward(self) -> Backward:
-        """Return what all backward passes of these calls share."""
+        """Return what the backward passes of these calls share."""
         return self._backward()
 
     @property
@@ -170,31 +172,32 @@ class Forward:
         return self._plan.tiling
 
     def __call__(self, inputs: Inputs) -> tuple[States, Tensor]:
-        """Return the states and the gates. Wx is dense, and its address a multiple of 16 bytes."""
+        """Return the states and the gates. Wx is dense and 16-byte aligned."""
         h, aux, last, gates = [_empty(one, inputs.Wx) for one in self._made]
         Wx, R, b, states, reset = inputs
         self.launch(Wx, R, b, contiguous(states), reset, h, aux, last, gates)
         return States(h, aux, last), gates
 
     def inference(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Return h and the last states, as `__call__` does."""
+        """Return h and the last states only, for the same inputs as `__call__`."""
         Wx, R, b, states, reset = inputs
         h, last = [_empty(one, Wx) for one in self._made[:3:2]]
         self.launch(Wx, R, b, contiguous(states), reset, h, None, last, None)
         return h, last
 
     def empty_residual(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return aux and gates for `launch`, on the device of x."""
+        """Return memory for aux and gates, as `launch` takes it, on the device of x."""
         return tuple([_empty(one, x) for one in self._made[1::2]])
 
     def gradients(
         self, residual: Residual, grads: StateGradients, x: Tensor | None = None
     ) -> tuple[Gradients, Tensor | None] | None:
-        """Return the gradients of a call whose results and inputs are in `residual`, and, from x, the input of its
-        layer, perhaps that of W: see `BackwardCall.gradients_of_layer`.
+        """Return the gradients of a call whose inputs and results are in `residual` and, given its layer's input x,
+        perhaps that of W: see `BackwardCall.gradients_of_layer`.
 
-        h, which may have another shape, and its gradient are dense in the memory format of the call. None if a result
-        does not lie in memory as the call left it, as after hooks of saved tensors, or if the precision has changed.
+        h (whose shape may differ) and its gradient are dense in the memory format of the call. Returns None if a result
+        has other strides than the call gave it, for example after hooks of saved tensors, or if the precision setting
+        has changed.
         """
         h, gates, spec = residual.h, residual.gates, self._plan.spec
         (_, of_h, _), (_, of_aux, _), _, (_, of_gates, _) = self._made
@@ -219,11 +222,11 @@ class Forward:
         gates: Tensor | None,
         **chunks: Argument,
     ) -> None:
-        """Launch a forward pass that writes h, aux, last and gates. Only the memory of these and of Wx counts, not
-        their shapes.
+        """Launch a forward pass that writes h, aux, last and gates. The shapes of these and of Wx are ignored; only
+        their memory counts.
 
-        `initial` is contiguous, or an address of as many numbers as `last` has. aux and gates of None are not kept.
-        `chunks` are what the kernels of layers at the same time take besides, see layers.py.
+        `initial` is contiguous, or the address of as many numbers as `last` has. If aux and gates are None, they are
+        not stored. `chunks` are further arguments of the kernels of concurrent layers: see layers.py.
         """
         arguments = {
             "x": Wx,
@@ -240,7 +243,7 @@ class Forward:
         self._plan.launch(arguments, Wx)
 
 
-_Format = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # a shape that is no torch.Size is read in half the time
+_Format = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # plain tuples are read in half the time of a torch.Size
 
 
 def _format(x: Tensor) -> _Format:
@@ -254,11 +257,12 @@ def _empty(of_format: _Format, like: Tensor) -> Tensor:
 
 _WORD = 32  # steps
 _EIGHT_BITS = sum(1 << (56 - 7 * i) for i in range(8))
-"""Eight bytes of 0 or 1, read as a number and multiplied by it, have their bits in the number's highest byte."""
+"""A factor that gathers bits: eight bytes of 0 or 1, read as an integer and multiplied by it, have their bits in the
+highest byte."""
 
 
 def _bits(reset: Tensor | None) -> Tensor | None:
-    """Return `reset` [B, T] as the bits of int32 [B, ceil(T / 32)]."""
+    """Return `reset` [B, T] as bits in int32 [B, ceil(T / 32)]."""
     if reset is None:
         return None
     whole = pad(reset, (0, -reset.shape[1] % _WORD)).flatten().view(torch.int64)  # one sequence may have any stride
@@ -266,7 +270,7 @@ def _bits(reset: Tensor | None) -> Tensor | None:
 
 
 def _or_zeros(states: Tensor | int | None, like: Tensor) -> Tensor | int:
-    """Return `states`; for None at least as many zero bytes as `like` has."""
+    """Return `states`, or at least as many zero bytes as `like` has if it is None."""
     return zeros(like.device.index, like.nbytes) if states is None else states
 
 
@@ -275,7 +279,7 @@ def _d_aux(grads: StateGradients, aux: Tensor, dtype: torch.dtype) -> dict[str, 
 
 
 def _in_memory_as(aux: Tensor, d: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the gradient d [B, T, N, D] of one of the states in `aux`, in the memory format of that state."""
+    """Return the gradient d [B, T, N, D] of one of the states in `aux`, in that state's memory format."""
     if d.dtype == dtype and d.stride() == aux.stride()[1:]:
         return aligned(d)
     return torch.empty_like(aux[0], dtype=dtype).copy_(d)

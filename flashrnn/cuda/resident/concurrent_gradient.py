@@ -1,7 +1,7 @@
 """d_R by a kernel that overlaps with the backward's time loop, on multiprocessors that the loop leaves idle.
 
 The kernel is launched as a programmatic dependent of the loop: it begins when all blocks of the loop are running, and
-these count the chunks of steps that they have finished. It multiplies by wgmma, which Hopper alone has.
+these count the chunks of steps that they have finished. It multiplies by wgmma, so it needs a Hopper GPU.
 """
 
 from dataclasses import dataclass
@@ -22,38 +22,38 @@ from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.weight_gradient import WIDEST, previous_h, sizes_and_indices
 from flashrnn.memory_format import batch_time_strides
 
-_BLOCK = 64  # columns in shared memory
-_TURN_STEPS = 64  # steps in which tiles of a block take turns, at least: it takes about as long as 10 steps
-_LOADS_AHEAD = 2, 4  # loads in flight with TF32, at least and at most
-_FEWEST_PRODUCTS = 1_000_000  # per step; fewer take less time after the loop than counting chunks takes the loop
-_OTHER_REGISTERS = 64  # of a thread, besides sums and what is loaded
-# Times as long where heads begin in the middle of a sector of memory, and where rows are copied in words of 4 bytes.
+_BLOCK = 64  # columns of a block in shared memory (128-byte swizzle)
+_TURN_STEPS = 64  # steps of a turn of one of a block's tiles, at least: changing turns takes about as long as 10 steps
+_LOADS_AHEAD = 2, 4  # loads in flight with TF32: minimum and maximum
+_FEWEST_PRODUCTS = 1_000_000  # per step; with fewer, counting chunks takes longer than d_R after the loop
+_OTHER_REGISTERS = 64  # of a thread, besides those for sums and loads
+# Slowdowns if heads begin in the middle of a 32-byte sector, and if rows are copied in words of 4 bytes.
 _SECTORS, _WORDS = 1.2, 3.5
-# Nanoseconds on an H200, fitted to measured times; those of the loop are a fifth higher, because overlapping still pays
-# where d_R takes a little longer than the loop:
-_STEP, _UNIT, _GATE_UNIT, _GATE_SEQUENCE = 190, 0.84, 0.42, 0.48  # of the loop: a step, and what sizes add to it
-_TURN = 2.4e-3  # for a sum and a step, of a block whose tiles take turns
-# A product of half types, if d_R is made after the loop: of one head, and of several, which takes twice as long for
-# narrow ones, and where heads begin in the middle of a sector.
+# Nanoseconds, fitted to times measured on an H200. The constants of the loop are a fifth higher than measured, because
+# overlapping still pays if d_R takes a little longer than the loop.
+_STEP, _UNIT, _GATE_UNIT, _GATE_SEQUENCE = 190, 0.84, 0.42, 0.48  # a step of the loop, and what sizes add to it
+_TURN = 2.4e-3  # per sum and step, if the tiles of a block take turns
+# Per product (multiply-add) of half types, if d_R is computed after the loop: with one head, and with several. The
+# latter takes twice as long for narrow heads, and for heads that begin in the middle of a sector.
 _PRODUCT_AFTER, _PRODUCT_OF_HEADS_AFTER = 2.6e-6, 5e-6
-# What a product of the step adds in float32: in the loop three 16-bit products, by the estimates of cost.py, and in a
-# library, which would make d_R after the loop, one at 52 TFLOP/s for one head of 768, 43 for one of 128, 23 for one of
-# 64. Products of several heads are not divided along the steps: 7 for 12 of 100, 3 for 12 of 64. With TF32, those of
-# several heads take half as long, of one head a quarter.
+# What a product adds to a step in float32. In the loop it is three 16-bit products, by the estimates of cost.py. A
+# library's d_R after the loop runs at 52 TFLOP/s for one head of 768, 43 for one of 128, 23 for one of 64. Products of
+# several heads are not split along the steps: 7 TFLOP/s for 12 of 100, 3 for 12 of 64. With TF32, those of several
+# heads take half as long, those of one head a quarter.
 _FLOAT_PRODUCT, _LIBRARY_PRODUCT = 1.5e-5, 4e-5
-_LIBRARY_WIDTH, _LIBRARY_WIDTH_OF_HEADS = 128, 512  # head sizes from which a library's products are about that fast
+_LIBRARY_WIDTH, _LIBRARY_WIDTH_OF_HEADS = 128, 512  # head sizes from which library products reach about that speed
 
 
 class _Pipeline(NamedTuple):
-    """How rows of a dtype are loaded and multiplied."""
+    """How the rows of a dtype are loaded and multiplied."""
 
-    splits: int  # as `KernelSpec.splits`
-    tiles: int  # of a block, at most: more than two were tried in float32 alone
-    units: tuple[int, ...]  # of a tile: 64 for each warpgroup
-    columns: int  # of a tile, at most: its sums are in registers, in float32 two of each
-    rows: tuple[int, ...]  # of a load: the first that fits into shared memory
-    stages: int  # loads in flight and in use; in float32 of parts of numbers, which are in use
-    # Nanoseconds that a block takes for a load, and in it for a row of a unit or column, and of a pair of these:
+    splits: int  # see `KernelSpec.splits`
+    tiles: int  # maximum per block: more than two were tried in float32 only
+    units: tuple[int, ...]  # choices per tile, 64 for each warpgroup
+    columns: int  # maximum per tile: its sums are in registers, two of each in float32
+    rows: tuple[int, ...]  # choices per load: the first that fits into shared memory is used
+    stages: int  # loads in flight and in use; in float32, splits of loads in use
+    # Nanoseconds of a block per load; per row and unit or column; per row and sum:
     load: float
     side: float
     pair: float
@@ -71,18 +71,18 @@ def _pipeline(spec: KernelSpec) -> _Pipeline:
 class Tiling:
     """How d_R is distributed over blocks; names as in resident/kernels/concurrent_gradient.cuh."""
 
-    units: int  # of a tile
-    columns: int  # of a tile
-    tiles: int  # of a block
+    units: int  # per tile
+    columns: int  # per tile
+    tiles: int  # per block
     blocks: int
-    rows: int  # of a load
+    rows: int  # per load
 
     @property
     def threads(self) -> int:
         return 2 * self.units
 
     def step(self, spec: KernelSpec) -> float:
-        """Return about how many nanoseconds a step takes."""
+        """Return the estimated nanoseconds that a step takes."""
         pipeline, sums = _pipeline(spec), self.units * self.columns
         row = pipeline.load / self.rows + pipeline.side * (self.units + self.columns) + pipeline.pair * sums
         if spec.dtype.itemsize == 2:
@@ -90,13 +90,14 @@ class Tiling:
         return spec.batch * self.tiles * row + (self.tiles - 1) * sums * _TURN
 
     def keeps_up(self, spec: KernelSpec) -> bool:
-        """Return whether a step takes hardly longer than the loop's, and a library's after it."""
+        """Return whether a step takes at most about as long as one of the loop plus its share of a library product
+        after the loop."""
         gates, head_dim, batch = len(spec.cell.recurrent_gates), spec.head_dim, spec.batch
         step = _STEP + (_UNIT + _GATE_UNIT * gates) * head_dim + _GATE_SEQUENCE * gates * batch
         return self.step(spec) <= step + _product(spec) * batch * spec.heads * gates * head_dim**2
 
     def ahead(self, spec: KernelSpec) -> int | None:
-        """Return how many loads asynchronous copies are ahead: none in float32. None if there is no room for loads."""
+        """Return by how many loads asynchronous copies are ahead (none in float32). None if the loads do not fit."""
         pipeline = _pipeline(spec)
         stage = pipeline.splits * 2 * (self.units + -(-self.columns // _BLOCK) * _BLOCK) * self.rows
         free = spec.gpu.shared_per_block - pipeline.stages * stage
@@ -104,10 +105,10 @@ class Tiling:
             return None
         if spec.dtype.itemsize == 2:
             return pipeline.stages - 2
-        if not spec.variant.tf32:  # copies are in registers
+        if not spec.variant.tf32:  # loads are in registers
             registers = self.columns + self.rows * (self.units + self.columns) // self.threads + _OTHER_REGISTERS
             return 0 if registers <= min(255, spec.gpu.registers // self.threads) else None
-        # rows of h that are copied at once: H_AT_ONCE in gradient_rows.cuh
+        # Rows of h that are copied together: H_AT_ONCE in gradient_rows.cuh.
         at_once = 2 ** ((4 * self.threads // self.columns).bit_length() - 1)
         copied = 16 * self.threads * (self.rows // 8 + -(-self.rows // at_once))
         fewest, most = _LOADS_AHEAD
@@ -115,9 +116,9 @@ class Tiling:
 
     @staticmethod
     def of(spec: KernelSpec, idle: int) -> "Tiling | None":
-        """Return the tiling for `idle` multiprocessors whose blocks have least to do; None if they cannot hold d_R."""
+        """Return the fastest tiling by estimate on `idle` multiprocessors; None if these cannot hold d_R."""
         pipeline, head_dim, found = _pipeline(spec), spec.head_dim, []
-        most_across = -(-head_dim // _BLOCK)  # tiles of a head's columns
+        most_across = -(-head_dim // _BLOCK)  # maximum tiles along a head's columns
         for units, across in product(pipeline.units, range(-(-head_dim // pipeline.columns), most_across + 1)):
             columns = -(-head_dim // (8 * across)) * 8
             number = spec.heads * across * -(-len(spec.cell.recurrent_gates) * head_dim // units)
@@ -130,7 +131,8 @@ class Tiling:
 
 
 def _product(spec: KernelSpec) -> float:
-    """Return what a product adds to a step and to a library's d_R, in nanoseconds."""
+    """Return the nanoseconds that a product adds to the estimated step of the loop plus its share of a library's
+    d_R."""
     if spec.dtype == torch.float32:
         faster = (4 if spec.heads == 1 else 2) if spec.variant.tf32 else 1
         return _FLOAT_PRODUCT + _library_product(spec) / faster
@@ -146,10 +148,10 @@ def _library_product(spec: KernelSpec) -> float:
 
 
 def fewest_steps(spec: KernelSpec) -> int:
-    """Return from how many steps on overlapping may gain something.
+    """Return the number of steps from which on overlapping may gain time.
 
-    Of 64 steps, d_R of the last 16 is left after the loop. In float32, whose product a library makes without tensor
-    cores, overlapping still gains: LSTM 1 x 512 took 342 us in place of 372; 1 x 768 in bfloat16 283 in place of 269.
+    With 64 steps, the last 16 remain after the loop. Overlapping gains in float32, where a library does not use tensor
+    cores (LSTM 1 x 512: 342 us instead of 372), but not in bfloat16 (1 x 768: 283 us instead of 269).
     """
     return 64 if spec.dtype == torch.float32 and not spec.variant.tf32 else 128
 
@@ -158,15 +160,16 @@ def overlapped(spec: KernelSpec, producers: int) -> Tiling | None:
     """Return the tiling that overlaps with a loop of `producers` blocks, each on its own multiprocessor; None if
     overlapping gains nothing."""
     products = spec.batch * spec.heads * len(spec.cell.recurrent_gates) * spec.head_dim**2
-    odd = spec.head_dim % (spec.dtype.itemsize // 2 * 2)  # for copies of at least 4 bytes, in float32 16
+    odd = spec.head_dim % (spec.dtype.itemsize // 2 * 2)  # copies have at least 4 bytes, in float32 16
     if not spec.gpu.warpgroup_products or odd or products < _FEWEST_PRODUCTS or spec.variant.both_ways:
-        return None  # the last: the kernel adds up the chunks of all heads in one order of time
+        return None  # both_ways: the kernel adds the chunks of all heads in one order of time
     tiling = Tiling.of(spec, spec.gpu.multiprocessors - producers)
     return tiling if tiling and tiling.keeps_up(spec) else None
 
 
 class ConcurrentGradient:
-    """d_R of one call. The loop gets `progress`, and this is called right after its launch, with nothing in between."""
+    """d_R of one call. Pass `progress` to the loop, and call this directly after its launch, with no other launch in
+    between."""
 
     def __init__(
         self, spec: KernelSpec, tiling: Tiling, producers: int, h: Tensor, states: Tensor | None, reset: Tensor | None
@@ -194,19 +197,19 @@ class ConcurrentGradient:
 
 @cache
 def _kernel(spec: KernelSpec, tiling: Tiling, device: int) -> LoadedKernel:
-    # All of the shared memory: so a block gets a multiprocessor that the loop has not taken.
+    # All of the shared memory, so that each block gets a multiprocessor that the loop does not use.
     shape = tiling.threads, spec.gpu.shared_per_block, 1, False
     return load(compile_kernel(spec, tiling), parameters.concurrent_gradient(spec), device, *shape, dependent=True)
 
 
 def compile_kernel(spec: KernelSpec, tiling: Tiling) -> Binary:
-    """Return the compiled kernel; needs no GPU."""
+    """Return the compiled kernel. This needs no GPU."""
     header, entry = "resident/kernels/concurrent_gradient.cuh", "flashrnn_concurrent_gradient"
     return build(prelude(spec, tiling), header, entry, spec.gpu.arch, str(spec))
 
 
 def prelude(spec: KernelSpec, tiling: Tiling) -> str:
-    """Return the source before the header."""
+    """Return the printed source before the header."""
     sizes, indices = sizes_and_indices(spec)
     constants = {
         "UNITS": tiling.units,
@@ -225,7 +228,8 @@ def prelude(spec: KernelSpec, tiling: Tiling) -> str:
 
 
 def _wgmma_of(columns: int) -> tuple[str, str]:
-    """Return the instruction for that many columns and its operands, as resident/kernels/warpgroup.cuh takes them."""
+    """Return the wgmma instruction for this number of columns, and its operands, as resident/kernels/warpgroup.cuh
+    takes them."""
     sums = range(columns // 2)
     numbers, operands = ", ".join(f"%{i}" for i in sums), ", ".join(f'"+f"(c[{i}])' for i in sums)
     left, right, adds = (f"%{columns // 2 + i}" for i in range(3))

@@ -1,4 +1,5 @@
-"""The cost model of resident kernels: clock cycles per time step, estimated from a tiling and the rates below."""
+"""The cost model of resident kernels: an estimate of the clock cycles per time step, from a tiling and the rates
+below."""
 
 from collections.abc import Mapping
 
@@ -22,48 +23,48 @@ from flashrnn.cuda.resident.tiling import (
 )
 from flashrnn.cuda.spec import KernelSpec
 
-# Clock cycles, fitted to tilings of an LSTM in bfloat16 that were timed on an H200 (docs/dev/log.md).
-_MMA = 48  # tenths: one 16x8x16 product on one of an SM's four tensor cores
-_ALONE = (90, 235)  # tenths: a tile of R by one, by two tiles of sequences, for a warp that is alone on its scheduler
-_READ = 39  # tenths: a warp reads 16 bytes per lane of shared memory
-_BOTH = 7  # tenths of the shorter of products and reads, which overlap, but not completely
-_WARP = {"forward": 244, "backward": 239}  # a warp's instructions in a step, without those of its cells
+# Clock cycles, fitted to the measured times of tilings of an LSTM in bfloat16 on an H200 (docs/dev/log.md).
+_MMA = 48  # tenths: one 16x8x16 product on one of the four tensor cores of an SM
+_ALONE = (90, 235)  # tenths: a tile of R by one or two tiles of sequences, for a warp that is alone on its scheduler
+_READ = 39  # tenths: a warp reads 16 bytes per lane from shared memory
+_BOTH = 7  # tenths of the shorter of products and reads, which overlap only in part
+_WARP = {"forward": 244, "backward": 239}  # instructions of a warp in a step, without those of its cells
 _CELL = {"forward": 61, "backward": 170}  # the element-wise step of one cell per lane
-_CROWDED = 150  # in the backward of several blocks: one of more than four cells of a lane, if they have several states
-_OPERATION = 4  # one more operation in the step of a cell, if one block has the head
-_OPERATION_OF_SEVERAL = 2  # and if several share it
-_REDUCTION = 200  # reducing over the units of a block
-_REDUCTION_OF_BLOCKS = {False: 600, True: 2300}  # and over those of several, of a cluster or of a grid
-_NEXT_WARP = 5  # eighths of its time that a scheduler's next warp takes for cells whose step reduces over units
-_SECOND_TILE = {False: 59, True: 220}  # what a second batch tile costs besides its work, by whether there is one gate
-# Eighths of its time that a block after the first takes where two fit on a multiprocessor, by whether steps reduce. If
-# they do not, blocks whose lanes have half as many cells take all of it.
+_CROWDED = 150  # backward of several blocks: each cell of a lane beyond four, if cells have several states
+_OPERATION = 4  # one more operation in the step of a cell, if one block holds the head
+_OPERATION_OF_SEVERAL = 2  # if several blocks do
+_REDUCTION = 200  # a reduction over the units of a block
+_REDUCTION_OF_BLOCKS = {False: 600, True: 2300}  # and over those of the blocks of a cluster, or of a grid
+_NEXT_WARP = 5  # eighths of its time that a further warp of a scheduler takes for cells whose step reduces over units
+_SECOND_TILE = {False: 59, True: 220}  # a second batch tile, besides its work; by whether cells have one gate
+# Eighths of its time that a second block on a multiprocessor takes, by whether steps reduce. If they do not, blocks
+# whose lanes have half as many cells (SPREAD) take all of it.
 _SECOND_BLOCK = {False: 5, True: 4}
-_REDUCE = 114  # reducing the slice-K sums of a tile, for each of its warps; a grid's exchange hides it
-_SINGLE = 100  # a lane of a cluster with one cell, whose accesses to memory are half as wide as those of a pair
-_EXCHANGE = {"forward": 86, "backward": 193}  # sending a step's results from block to block of a cluster
-_EXCHANGE_UNIT = {"forward": 127, "backward": 131}  # hundredths, for every unit and eight sequences
-_RANK = 9  # receiving from another block of the cluster
-_GRID_EXCHANGE = {"forward": 3020, "backward": 1450}  # the same through L2
-_GRID_EXCHANGE_UNIT = {"forward": 66, "backward": 182}  # hundredths
+_REDUCE = 114  # reducing the slice-K sums of a tile, per warp; hidden by the exchange of a grid
+_SINGLE = 100  # a lane of a cluster with one cell, whose memory accesses are half as wide as those of a pair
+_EXCHANGE = {"forward": 86, "backward": 193}  # sending the results of a step between the blocks of a cluster
+_EXCHANGE_UNIT = {"forward": 127, "backward": 131}  # hundredths, per unit and eight sequences
+_RANK = 9  # receiving from one more block of the cluster
+_GRID_EXCHANGE = {"forward": 3020, "backward": 1450}  # the same exchange through L2
+_GRID_EXCHANGE_UNIT = {"forward": 66, "backward": 182}  # hundredths, per unit and eight sequences
 _POLL = 450  # a warp polls the results of eight other blocks
-_GRADIENT = 36  # multiprocessors for d_R, overlapped with the backward's loop
-_AFTER = 350  # what d_R costs where a loop of one wave leaves no multiprocessors for it
-_SPILLED = 20  # a register that spills
-_LOAD = 300  # before the loop, a warp of several blocks loads a fragment of R
+_GRADIENT = 36  # multiprocessors for d_R, if it overlaps with the backward's loop
+_AFTER = 350  # cost of d_R if a loop of one wave leaves no multiprocessors for it
+_SPILLED = 20  # per register that spills
+_LOAD = 300  # before the loop: a warp of several blocks loads a fragment of R
 
 
 def eighths(spec: KernelSpec, tiling: Tiling, at_once: Mapping[int, int], batch: Operand) -> Expression:
-    """Return eighths of the clock cycles of a time step of the whole batch."""
+    """Return the clock cycles of a time step of the whole batch, in eighths."""
     gpu, blocks = spec.gpu, tiling.blocks
     groups = spec.heads * spec.layers * ceil_div(batch, tiling.sequences)
     if _has_one_gate(spec) and spec.layers == 1 and 2 in at_once:
-        at_once = {**at_once, 2: gpu.multiprocessors // 2}  # measured for these cells alone
+        at_once = {**at_once, 2: gpu.multiprocessors // 2}  # measured for these cells only
     waves = ceil_div(groups, lookup(blocks, at_once))
     by_registers = gpu.registers // (registers(spec, tiling) * 32 * tiling.warps)
     fit = minimum(by_registers, gpu.shared_per_block // maximum(shared_memory(spec, tiling), 1))
     alone = lookup(blocks, {size: int(size == 1) for size in at_once})
-    second = alone * (minimum(fit, 2) - 1)  # whether two blocks, each a group by itself, fit on a multiprocessor
+    second = alone * (minimum(fit, 2) - 1)  # whether two blocks, each its own group, fit on a multiprocessor
     if not trace(spec.cell).reduces:
         second *= 1 - spread(spec, tiling)
     step = _step_cycles(spec, tiling)
@@ -76,8 +77,8 @@ def eighths(spec: KernelSpec, tiling: Tiling, at_once: Mapping[int, int], batch:
 def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     """Return the estimated clock cycles of a step of one group.
 
-    They depend on the tiling alone, because units that are padding take as long as others. So a head is never slower,
-    by the estimate, than a larger one, whose tilings hold it too.
+    They depend only on the tiling, because units that are padding take as long as others. Thus, by the estimate, no
+    head is slower than a larger one, whose tilings also hold it.
     """
     direction, tiles, several = spec.direction, tiles_of_warp(spec, tiling), _several(spec, tiling)
     step = _product_cycles(spec, tiling) + _cell_cycles(spec, tiling)
@@ -87,7 +88,7 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
         step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * _REDUCE
         if not exchanges(spec.cell, direction):
             step += several * maximum(2 - cells_of_lane(spec, tiling), 0) * _SINGLE
-    if spec.steps:  # more of one block, and its beginning alone, take about as long
+    if spec.steps:  # the prologue of one block takes about as long with more fragments
         step += several * splits(spec) * tiles * _LOAD // spec.steps
     if trace(spec.cell).reduces:
         available = minimum(spec.gpu.registers_per_thread, spec.gpu.registers // (32 * tiling.warps))
@@ -96,25 +97,25 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
 
 
 def _product_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
-    """Return what a step's products and the reads of R for them take."""
+    """Return the cycles of a step's products, and of reading R for them."""
     parts, warps, tiles = splits(spec), tiling.warps, tiles_of_warp(spec, tiling)
     per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
     alone = lookup(tiling.batch_tiles, dict(enumerate(_ALONE, 1)))
-    of_tile = parts * (parts - 1) // 2 + operands(spec, tiling)  # products
+    of_tile = parts * (parts - 1) // 2 + operands(spec, tiling)  # products per tile of R
     products = tiles * of_tile * maximum(tiling.batch_tiles * per_core * _MMA, alone) // 10
     reads = maximum(parts * tiles - tiling.register_fragments, 0) * warps * _READ // 10
     return maximum(products, reads) + minimum(products, reads) * _BOTH // 10
 
 
 def _cell_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
-    """Return what the element-wise step of a scheduler's warps takes."""
+    """Return the cycles of the element-wise step of a scheduler's warps."""
     direction = spec.direction
     of_scheduler = ceil_div(_cell_warps(spec, tiling), 4)
     operation = _OPERATION + _several(spec, tiling) * (_OPERATION_OF_SEVERAL - _OPERATION)
     cells = _WARP[direction] + cells_of_lane(spec, tiling) * (
         _CELL[direction] + operation * more_operations(spec.cell, direction)
     )
-    if trace(spec.cell).reduces:  # its warps wait for reductions, which leaves time for others
+    if trace(spec.cell).reduces:  # while a warp waits for reductions, others run
         return (8 + _NEXT_WARP * (of_scheduler - 1)) * cells // 8
     if direction == "backward" and not tiling.grid and len(spec.cell.states) > 1:
         cells += _several(spec, tiling) * maximum(cells_of_lane(spec, tiling) - 4, 0) * _CROWDED
@@ -126,29 +127,29 @@ def _has_one_gate(spec: KernelSpec) -> bool:
 
 
 def _cell_warps(spec: KernelSpec, tiling: Tiling) -> Expression:
-    """Return the warps of a block that compute cells."""
+    """Return the number of warps of a block that compute cells."""
     return tiling.unit_tiles * minimum(tiling.k_slices, lane_cells(spec, tiling))
 
 
 def _reduction_cycles(spec: KernelSpec, tiling: Tiling) -> Expression | int:
-    """Return what reducing over the units of a head takes."""
+    """Return the cycles of the reductions over the units of a head."""
     several, cycles = _several(spec, tiling), 0
     for exchange in exchanges(spec.cell, spec.direction):
         cycles += _REDUCTION + several * _REDUCTION_OF_BLOCKS[tiling.grid]
-        if not tiling.grid:  # every warp reads the parts of all, 16 bytes of shared memory for each lane in four cycles
+        if not tiling.grid:  # every warp reads all parts from shared memory, 16 bytes per lane in four cycles
             parts = tiling.blocks * contributions(spec, tiling) * exchange.vectors
             cycles += several * (_cell_warps(spec, tiling) * parts // 2)
     return cycles
 
 
 def _grid_cycles(direction: str, tiling: Tiling) -> Expression:
-    """Return what a step's exchange through L2 takes; it hides what a second batch tile costs."""
+    """Return the cycles of a step's exchange through L2, which hides the cost of a second batch tile."""
     cycles = _GRID_EXCHANGE[direction] + _GRID_EXCHANGE_UNIT[direction] * tiling.padded * tiling.batch_tiles // 100
     return cycles + ceil_div(tiling.blocks // tiling.k_slices, 8) * _POLL if direction == "backward" else cycles
 
 
 def _cluster_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
-    """Return what a step's exchange between the blocks of a cluster takes; nothing if there is one block."""
+    """Return the cycles of a step's exchange between the blocks of a cluster, and of a second batch tile."""
     direction, batch_tiles = spec.direction, tiling.batch_tiles
     exchange = _EXCHANGE_UNIT[direction] * tiling.padded * tiling.sequences // (800 * batch_tiles)
     exchange += _EXCHANGE[direction]

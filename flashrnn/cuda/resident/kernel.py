@@ -1,4 +1,4 @@
-"""From a spec to its compiled kernel: tilings are compiled, the best first, until one hardly spills."""
+"""From a spec to a compiled kernel: tilings are compiled in the order of their estimates until one spills little."""
 
 import logging
 from dataclasses import replace
@@ -14,14 +14,14 @@ from flashrnn.cuda.spec import KernelSpec
 
 logger = logging.getLogger("flashrnn")
 
-_ATTEMPTS = 6  # tilings that are compiled before the one of them that spills least is taken
-SPILLED = 168  # bytes of a thread's registers that may spill while R is loaded, before the time loop: others may in it
+_ATTEMPTS = 6  # tilings to compile before the one that spills least is used
+SPILLED = 168  # bytes per thread that may spill: so few spill before the time loop, more might in it
 
 
 def compile_best(spec: KernelSpec) -> tuple[Binary, Tiling]:
-    """Return the fused kernel and its tiling; needs no GPU.
+    """Return the fused kernel and its tiling. This needs no GPU.
 
-    It is the tiling that `python -m flashrnn tune` has saved for this batch size, or else that of its bucket.
+    The tiling is the one that `python -m flashrnn tune` has saved for this batch size, or else that of its bucket.
     """
     tuned = saved_tiling(spec)
     if tuned is not None:
@@ -32,7 +32,7 @@ def compile_best(spec: KernelSpec) -> tuple[Binary, Tiling]:
 
 @cache
 def _compile_bucket(spec: KernelSpec) -> tuple[Binary, Tiling]:
-    """Return the first kernel by estimate that spills little, or, of the first few, the one that spills least."""
+    """Return the first kernel by estimate that spills little or, of the first _ATTEMPTS, the one that spills least."""
     tried: list[tuple[Binary, Tiling]] = []
     for choice in solver.tilings(spec):
         if any(_needs_as_many_registers(choice, other) for _, other in tried):
@@ -54,6 +54,6 @@ def compile_tiling(spec: KernelSpec, choice: Tiling) -> Binary:
 
 
 def _needs_as_many_registers(choice: Tiling, other: Tiling) -> bool:
-    """Return whether `choice` differs from `other` in stages alone, or in more of R in registers."""
+    """Return whether `choice` differs from `other` only in its stages or in having more of R in registers."""
     same = replace(choice, stages=other.stages, register_fragments=other.register_fragments) == other
     return same and choice.register_fragments >= other.register_fragments

@@ -1,9 +1,9 @@
-"""Layers of a network at the same time: each is a chunk of time steps and its input product after the one below.
+"""Concurrent layers of a network: each layer runs one chunk of time steps and its input product behind the layer below.
 
-A layer of a small batch leaves most of the GPU idle. Each layer is a launch of the forward kernel, and between two of
-them lies the kernel of an input product. Each is the programmatic dependent launch of the one before: it begins when
-all blocks of that one are running, waits for chunks of its results, and counts its own. So a kernel waits for running
-kernels alone, whatever else the GPU runs. The backward goes from the last layer to the first, likewise.
+A layer with a small batch leaves most of the GPU idle. Each layer is a launch of the forward kernel; between two
+layers, a kernel computes the input product. Each launch is the programmatic dependent of the previous one: it begins
+when all blocks of that one are running, waits for chunks of its results, and counts its own. So kernels wait only for
+running kernels, whatever else the GPU runs. The backward runs from the last layer to the first in the same way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,12 +36,12 @@ from flashrnn.residual import Residual
 
 FEWEST_STEPS = 64
 THREADS = 256
-_STAGES = 6, 5, 4, 3  # of the rows in shared memory: as many of these as fit
-# Fitted to times on an H200 (docs/dev/log.md), in clock cycles as the solver estimates them:
-_WORTH = 0.87  # largest share of the estimate for one layer after the other: it is up to 8 % too low
-_CHUNK = 1500  # what waiting for a chunk and counting it costs a loop
-_HOP = 9500  # from a loop's last store of a chunk to the next loop's first load of its product, without the product
-_PRODUCTS = 1600  # floating-point operations of a block in a cycle
+_STAGES = 6, 5, 4, 3  # stages of rows in shared memory: as many as fit
+# Fitted to times measured on an H200 (docs/dev/log.md), in clock cycles by the solver's estimates:
+_WORTH = 0.87  # maximum ratio to the estimate for layers in turn, which is up to 8 % too low
+_CHUNK = 1500  # cost for a loop of waiting for a chunk and counting it
+_HOP = 9500  # from the last store of a chunk to the next loop's first load of its product, without the product
+_PRODUCTS = 1600  # floating-point operations of a block per cycle
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ProductTiling:
         return weights + self.stages * self.rows * 128
 
     def step_operations(self, batch: int) -> int:
-        """Return the floating-point operations of a block for a time step."""
+        """Return the floating-point operations of a block per time step."""
         return 2 * batch * self.columns * self.K
 
     @staticmethod
@@ -93,13 +93,13 @@ class ProductTiling:
 
 
 def compile_product(spec: KernelSpec, tiling: ProductTiling) -> Binary:
-    """Return the compiled kernel of a product; needs no GPU."""
+    """Return the compiled kernel of a product. This needs no GPU."""
     header, entry = "resident/kernels/input_product.cuh", "flashrnn_input_product"
     return build(prelude(spec.dtype, tiling), header, entry, spec.gpu.arch, str(spec))
 
 
 def prelude(dtype: torch.dtype, tiling: ProductTiling) -> str:
-    """Return the source before the header."""
+    """Return the printed source before the header."""
     constants = {
         "BACKWARD": tiling.backward,
         "K": tiling.K,
@@ -120,9 +120,9 @@ def _product_kernel(spec: KernelSpec, tiling: ProductTiling, cluster: int, devic
 
 
 def are_faster(problem: Problem, batch: int, layers: int, backend: str) -> bool:
-    """Return whether that many layers are expected to take less time at once than in turn, in long sequences.
+    """Return whether long sequences are expected to take less time with concurrent layers than with layers in turn.
 
-    `problem`: of one layer. `backend`: that of the call.
+    `problem` is that of one layer, `backend` the requested one.
     """
     if backend not in ("auto", CudaFused.name) or problem.gpu is None or CudaFused().unsupported_reason(problem):
         return False
@@ -131,8 +131,8 @@ def are_faster(problem: Problem, batch: int, layers: int, backend: str) -> bool:
 
 
 def _product_tiling(alone: KernelSpec, layers: int, steps: int) -> ProductTiling | None:
-    """Return the tiling of the products between that many layers at the same time; None if they are not served, or not
-    faster than in turn. `alone`: of one layer. Other GPUs than Hopper's were not measured."""
+    """Return the tiling of the products between concurrent layers; None if these are not supported, or not expected to
+    be faster than layers in turn. `alone` is the spec of one layer. GPUs other than Hopper were not measured."""
     served = alone.gpu.warpgroup_products and alone.dtype.itemsize == 2 and alone.heads * alone.head_dim % 8 == 0
     if not served or steps < FEWEST_STEPS or (tiling := ProductTiling.of(alone)) is None:
         return None
@@ -142,7 +142,7 @@ def _product_tiling(alone: KernelSpec, layers: int, steps: int) -> ProductTiling
     loop = solver.likely(spec)
     if _clusters(spec, producers(spec, loop), loop.blocks) > spec.gpu.clusters_at_once(loop.blocks):
         return None
-    offset = tiling.chunk + loop.stages  # steps of a layer after the one before it
+    offset = tiling.chunk + loop.stages  # by which a layer is behind the previous one
     of_chunk = tiling.chunk * tiling.step_operations(spec.batch) / _PRODUCTS
     expected = (steps + (layers - 1) * offset) * (solver.cycles(spec, loop) + _CHUNK / tiling.chunk)
     expected += (layers - 1) * (of_chunk + _HOP)
@@ -151,27 +151,27 @@ def _product_tiling(alone: KernelSpec, layers: int, steps: int) -> ProductTiling
 
 
 def _clusters(spec: KernelSpec, loop_blocks: int, cluster: int) -> int:
-    """Return how many clusters of that many blocks the layers of a spec have, with the products between them."""
+    """Return how many clusters of `cluster` blocks the layers of a spec have, including the products between them."""
     return spec.layers * loop_blocks // cluster + (spec.layers - 1) * -(-spec.product_blocks // cluster)
 
 
 @dataclass(frozen=True, eq=False)
 class _Chain:
-    """Launches of one direction: the loop of the first layer, and of each later one the product before its loop."""
+    """The launches of one direction: the loop of the first layer and, for each later layer, the product before its
+    loop."""
 
     tiling: ProductTiling
     product: LoadedKernel
-    last_product: LoadedKernel | None  # after the last loop; None if there is no room for it
-    counts: int  # of a chunk, by a loop
-    sizes: tuple[int, int, int]  # B, T, and rows between steps in memory
+    last_product: LoadedKernel | None  # after the last loop; None if it does not fit beside the loops
+    counts: int  # increments of a chunk's counter by a loop
+    sizes: tuple[int, int, int]  # B, T, and rows between consecutive steps in memory
 
     def launch(self, loops: Sequence[Callable[..., None]], products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
         """Launch a chain.
 
         Args:
-            loops: of each layer what launches it, given what the kernel takes for layers at the same time.
-            products: of each product the rows, W, and where the result is written: those between loops, and perhaps one
-                after the last loop.
+            loops: the launch function of each layer; it is given the arguments of kernels of concurrent layers.
+            products: rows, W and result of each product: those between loops, and optionally one after the last loop.
         """
         chunks, device = -(-self.sizes[1] // self.tiling.chunk), products[0][0].device
         written = torch.zeros(2 * len(products), chunks, dtype=torch.int32, device=device)
@@ -204,16 +204,16 @@ class _Chain:
 
 
 class Results(NamedTuple):
-    """What the forward pass of a layer writes; aux and gates are None without a backward pass."""
+    """What the forward pass of a layer writes; aux and gates are None if no backward pass follows."""
 
-    h: Tensor  # in the layout of x
+    h: Tensor  # in the memory format of x
     aux: Tensor | None
     last: Tensor  # [S, 1, B, H]
     gates: Tensor | None
 
 
 class OverlappedLayers:
-    """Calls of layers at the same time whose inputs differ only in their values."""
+    """Calls of concurrent layers whose inputs differ only in their values."""
 
     def __init__(
         self,
@@ -232,9 +232,9 @@ class OverlappedLayers:
 
         Args:
             x: the input, dense.
-            weights: W, R and b or None of each layer.
+            weights: W, R and b (or None) of each layer.
             initial: the initial states of each layer, as `Forward.launch` takes them.
-            training: a backward pass follows.
+            training: whether a backward pass follows.
         """
         first, width, H = self._forwards[0], self._chain.tiling.width, self._chain.tiling.K
         matrices = [_matrix(W) for W, _, _ in weights]
@@ -260,13 +260,13 @@ class OverlappedLayers:
         matrices: Sequence[Tensor],
         x: Tensor | None,
     ) -> tuple[list[Gradients], Tensor | None] | None:
-        """Return the gradients of each layer's recurrence, and that of x; None where layers are to run in turn.
+        """Return the gradients of each layer's recurrence, and that of x; None if the layers must run in turn.
 
         Args:
             d_h: the gradient of the last layer's h [B, T, N, D], or None.
-            calls: of each layer; gradients have no h.
+            calls: of each layer; their gradients have no h.
             matrices: W of each layer.
-            x: the input, if its gradient is wanted. That is None if it is not computed here.
+            x: the input, if its gradient is needed. That is None if it is not computed here.
         """
         if self._back is None:
             return None
@@ -283,7 +283,7 @@ class OverlappedLayers:
         ]
         of_x = None
         if x is not None and chain.last_product and x.shape[-1] == chain.tiling.width:
-            of_x = x.new_empty(x.shape)  # dense, whatever x is
+            of_x = x.new_empty(x.shape)  # dense, even if x is not
             products.append((backwards[-1].d_Wx, _matrix(matrices[0]), of_x))
         chain.launch([backward.launch for backward in backwards], products)
         return [backward.gradients() for backward in reversed(backwards)], of_x
@@ -305,9 +305,9 @@ def overlapped_layers(
     half_bias: bool,
     training: bool,
 ) -> OverlappedLayers | None:
-    """Return layers at the same time; None if they are not served, or not faster than in turn.
+    """Return concurrent layers; None if these are not supported, or not expected to be faster than layers in turn.
 
-    `sizes`: batch, steps, whether time-major.
+    `sizes`: batch, steps, and whether tensors are time-major.
     """
     B, T, time_major = sizes
     alone = KernelSpec("forward", cell, heads, head_dim, B, dtype, device_gpu(device.index), Variant(training=training))
@@ -361,7 +361,7 @@ def _chain(
     sizes: tuple[int, int, int],
     device: torch.device,
 ) -> _Chain | None:
-    """Return the launches of loops of that tiling; None if they do not run at the same time."""
+    """Return the launches of loops with this tiling; None if they cannot run concurrently."""
     product = _product_kernel(alone, tiling, loop.blocks, device.index)
     spec = replace(alone, layers=layers, product_blocks=tiling.blocks)
     blocks = producers(spec, loop)
@@ -369,5 +369,5 @@ def _chain(
         return None
     idle = spec.gpu.multiprocessors - layers * blocks - (layers - 1) * -(-tiling.blocks // loop.blocks) * loop.blocks
     last = _product_kernel(alone, tiling, 1, device.index) if tiling.backward and tiling.blocks <= idle else None
-    counts = blocks if tiling.backward else blocks * loop.unit_tiles  # as for_each_chunk of the loop counts
+    counts = blocks if tiling.backward else blocks * loop.unit_tiles  # as for_each_chunk counts
     return _Chain(tiling, product, last, counts, sizes)

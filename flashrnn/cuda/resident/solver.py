@@ -1,8 +1,10 @@
-"""The tiling of a resident kernel as an integer constraint problem: which tilings fit on the chip, which is fastest.
+"""The tiling of a resident kernel as an integer constraint problem: which tilings fit on the chip, and which is
+fastest.
 
-The unknowns are the fields of `Tiling`. Constraints are the GPU's limits and what the kernels' sources (tiles.cuh,
-forward.cuh, backward.cuh) assume; the objective is the estimate of cost.py. The registers of a kernel are known only
-once it is compiled: until then they are estimated, and a kernel that spills is replaced by the next best solution.
+The unknowns are the fields of `Tiling`. The constraints are the limits of the GPU and the assumptions of the kernels'
+sources (tiles.cuh, forward.cuh, backward.cuh); the objective is the estimate of cost.py. The registers of a kernel are
+known only after compilation: before, they are estimated, and a kernel that spills is replaced by the next best
+solution.
 """
 
 import heapq
@@ -28,16 +30,17 @@ from flashrnn.cuda.resident import tiling as resources
 from flashrnn.cuda.resident.tiling import Tiling, Unknowns, tiles_of_warp
 from flashrnn.cuda.spec import KernelSpec
 
-_BATCH, _SPREAD = "batch", "spread"  # quantities of the problem that are no fields of a Tiling
+_BATCH, _SPREAD = "batch", "spread"  # quantities of the problem that are not fields of a Tiling
 
 
 def tilings(spec: KernelSpec) -> Iterator[Tiling]:
-    """Yield the tilings that fit, the one that should be fastest first; Infeasible names what does not fit."""
+    """Yield the tilings that fit, the best by estimate first. Raises Infeasible, which names the violated
+    constraints."""
     return (tiling for _, tiling in estimates(spec))
 
 
 def estimates(spec: KernelSpec) -> Iterator[tuple[float, Tiling]]:
-    """Yield the same tilings with the estimated clock cycles of a time step of the whole batch."""
+    """Yield the same tilings, with the estimated clock cycles of a time step of the whole batch."""
     if reason := infeasible(spec):
         raise reason
     found = (_solutions(spec, grid) for grid in (False, True) if not _infeasible(_of_any_batch(spec), grid=grid))
@@ -60,13 +63,14 @@ def _as_tiling(spec: KernelSpec, solution: Solution, grid: bool) -> Tiling:
 
 
 def infeasible(spec: KernelSpec) -> Infeasible | None:
-    """Return why no tiling fits, or None if one does. The batch does not matter: it may have any number of tiles."""
+    """Return why no tiling fits, or None if one does. The batch size is ignored, because it may have any number of
+    tiles."""
     spec = _of_any_batch(spec)
     return _infeasible(spec, grid=False) and _infeasible(spec, grid=True)
 
 
 def _of_any_batch(spec: KernelSpec) -> KernelSpec:
-    variant = replace(spec.of_all_variants.variant, reset=spec.variant.reset)  # which take some shared memory
+    variant = replace(spec.of_all_variants.variant, reset=spec.variant.reset)  # resets take some shared memory
     return replace(spec, variant=variant, batch=8)
 
 
@@ -89,7 +93,7 @@ def is_solution(spec: KernelSpec, tiling: Tiling) -> bool:
 
 
 def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Expression, ...]]:
-    """Return the problem and what to minimize: first the eighths of a clock cycle per time step."""
+    """Return the problem and the objectives to minimise; the first is the clock cycles per time step, in eighths."""
     gpu, sizes = spec.gpu, f"{spec.cell.name}, head size {spec.head_dim}"
     p = ConstraintProblem(f"{spec.direction} of {sizes}, on {gpu.name}")
     at_once = _groups_at_once(spec, grid)
@@ -107,14 +111,14 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Express
     p.add("barriers of unit tiles", (k_slices == 1) | (tiling.unit_tiles <= 15))
     if spec.direction == "backward":
         per_warp = blocks % k_slices == 0
-        if trace(spec.cell).reduces:  # whose step takes longer than the product
+        if trace(spec.cell).reduces:  # the step takes longer than the product
             per_warp |= (blocks == 1) & (len(spec.cell.recurrent_gates) * tiling.unit_tiles % k_slices == 0)
         p.add("units per warp", per_warp)
         of_biases = resources.bias_parts(spec, tiling) * len(spec.cell.gates) * tiling.units * 4
         p.add("shared memory for the sums of biases", of_biases <= shared, unit="bytes")
     if grid and spec.layers > 1:
         p.add("clusters alone, of layers at the same time", blocks <= 1)
-    elif spec.layers > 1:  # with two, four layers of 1 x 512 took 1.92 us a step, by the estimate 1.39
+    elif spec.layers > 1:  # four layers of 1 x 512 with two tiles took 1.92 us per step, by the estimate 1.39
         p.add("one tile of sequences, of layers at the same time", tiling.batch_tiles == 1)
     if grid:
         p.add("no idle block", tiling.units * (blocks - k_slices) < spec.head_dim)
@@ -123,7 +127,7 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Express
     p.add("registers", needed * 32 * warps <= gpu.registers, unit="registers")
     p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
 
-    batch = p.variable(_BATCH, spec.batch)  # as one, the objective is compiled once for all batches
+    batch = p.variable(_BATCH, spec.batch)  # a variable, so that the objective is compiled once for all batch sizes
     return p, (cost.eighths(spec, tiling, at_once, batch), warps * blocks, -tiling.register_fragments)
 
 
@@ -132,7 +136,7 @@ def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mappi
     unit_tiles = p.variable("unit_tiles", range(1, 5 if grid else 17), "tiles of 16 units per block")
     k_slices = p.variable("k_slices", [1, 2, 4, 8, 16] if grid else [1, 2, 4], "warps per tile")
     batch_tiles = p.variable("batch_tiles", [1, 2], "tiles of 8 sequences per block")
-    sequences, spread = 8 * batch_tiles, 0  # of a group
+    sequences, spread = 8 * batch_tiles, 0  # per group
     if not grid and len(at_once) > 1:
         fewer = minimum(
             sequences, lookup(blocks, {size: _sequences_in_one_wave(spec, size, at_once[size]) for size in at_once})
@@ -140,8 +144,8 @@ def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mappi
         sequences = p.variable("sequences", range(2, 17, 2), "sequences of a group")
         right = sequences == fewer
         if not trace(spec.cell).reduces and spec.direction == "backward":
-            # With the number of sequences as an argument, clusters of four of 12 x 64 took 181 to 191 us for 512 steps,
-            # with all columns 165, and clusters of two 292 and 267: they take those, whatever the batch.
+            # With the number of sequences as an argument, clusters of four of 12 x 64 took 181 to 191 us for 512 steps
+            # (165 with all columns), and clusters of two 292 (267). So they use all columns, whatever the batch size.
             right &= blocks > 4
             right |= (blocks <= 4) & (sequences == 8 * batch_tiles)
         if trace(spec.cell).reduces:
@@ -150,10 +154,10 @@ def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mappi
             spread = _spread_columns(p, spec, blocks, k_slices, batch_tiles, sequences)
             right |= spread == 1
         p.add("sequences of a group", right)
-    few = grid or spec.layers > 1  # for what is loaded later, the layer below need not be as far ahead
+    few = grid or spec.layers > 1  # later loads do not require the layer below to be as far ahead
     stages = p.variable("stages", [2, 3, 4] if few else [2, 3, 4, 6, 8], "steps loaded ahead", prefer="largest")
     register_fragments = p.variable("register_fragments", range(0, 65, 4), "fragments of R in a thread's registers")
-    any_sequences = spec.any_sequences or not trace(spec.cell).reduces  # as far as memory is concerned
+    any_sequences = spec.any_sequences or not trace(spec.cell).reduces  # memory is sized as if it were True
     tiling = unit_tiles, k_slices, batch_tiles, sequences, blocks, grid, stages, register_fragments, any_sequences
     return Unknowns(*tiling, spread)
 
@@ -166,7 +170,7 @@ def _spread_columns(
     batch_tiles: Variable,
     sequences: Variable,
 ) -> Variable:
-    """Return the unknown that `resources.spread` is for a tiling."""
+    """Return the unknown whose value is `resources.spread` of the tiling."""
     spread = p.variable(_SPREAD, [0, 1], "whether every second column alone is used")
     allowed, otherwise = blocks == 1, blocks > 1
     if resources.spreads_clusters(spec):
@@ -177,10 +181,11 @@ def _spread_columns(
 
 
 def _sequences_in_one_wave(spec: KernelSpec, size: int, at_once: int) -> int:
-    """Return the even number of sequences with which clusters of `size` blocks serve the batch in one wave, at most 16.
+    """Return the even number of sequences, at most 16, with which clusters of `size` blocks serve the batch in one
+    wave.
 
-    Few sequences for each cluster, because the exchange between its blocks takes longer for more. Multiprocessors are
-    left for d_R, if every head still gets a cluster.
+    It is small, because the exchange between the blocks of a cluster takes longer for more sequences. If every head
+    still gets a cluster, multiprocessors are left for d_R.
     """
     if size == 1:
         return 16
@@ -192,9 +197,9 @@ def _sequences_in_one_wave(spec: KernelSpec, size: int, at_once: int) -> int:
 
 
 def _groups_at_once(spec: KernelSpec, grid: bool) -> dict[int, int]:
-    """Return how many groups run at the same time, by how many blocks they may have.
+    """Return how many groups are co-resident, by the number of blocks of a group.
 
-    At the same time as those of several layers run the clusters that compute their input products.
+    With several layers, the clusters that compute their input products run at the same time.
     """
     gpu, products = spec.gpu, spec.layers - 1
     if grid:
@@ -211,7 +216,7 @@ def best(spec: KernelSpec) -> Tiling:
 
 
 def for_batch(spec: KernelSpec, tiling: Tiling) -> Tiling:
-    """Return the tiling of the same kernel that should be fastest for the spec's batch."""
+    """Return the tiling of the same kernel that is the best by estimate for the spec's batch size."""
     if not tiling.any_sequences:
         return tiling
     choices = [replace(tiling, sequences=number) for number in range(2, tiling.columns + 1, 2)]
@@ -220,12 +225,13 @@ def for_batch(spec: KernelSpec, tiling: Tiling) -> Tiling:
 
 
 def likely(spec: KernelSpec) -> Tiling:
-    """Return the tiling that the spec will get, unless another one is tuned, or spills less once it is compiled."""
+    """Return the tiling that the spec will get, unless another one has been tuned or spills less."""
     return for_batch(spec, best(bucket(spec.of_all_variants, SOLVER)))
 
 
 def cycles(spec: KernelSpec, tiling: Tiling) -> float:
-    """Return the estimated clock cycles of a time step of the whole batch; the tiling may be that of another batch."""
+    """Return the estimated clock cycles of a time step of the whole batch. The tiling may have been chosen for another
+    batch."""
     return _estimate_for(spec, tiling)(tiling, spec.batch)
 
 
@@ -235,7 +241,7 @@ def _estimate_for(spec: KernelSpec, tiling: Tiling) -> Callable[[Tiling, int], f
 
 @cache
 def _estimate(spec: KernelSpec, grid: bool) -> Callable[[Tiling, int], float]:
-    """Return the function of a tiling and a batch that `cycles` is."""
+    """Return the estimate as a function of a tiling and a batch size."""
     p, at_once = ConstraintProblem(), _groups_at_once(spec, grid)
     tiling = _unknowns(p, spec, grid, at_once)
     names = [unknown.name for unknown in p.variables]
@@ -249,7 +255,7 @@ def _estimate(spec: KernelSpec, grid: bool) -> Callable[[Tiling, int], float]:
 
 
 def _kernel_cycles(spec: KernelSpec, tiling: Tiling) -> float:
-    """Return the estimate for the kernel of a tiling, a cycle more where the number of sequences is no constant."""
+    """Return the estimate for the kernel of a tiling, plus one cycle if its number of sequences is an argument."""
     return cycles(spec, for_batch(spec, tiling)) + tiling.any_sequences
 
 

@@ -14,21 +14,23 @@ from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import varying
 from flashrnn.residual import GateFormat, filled
 
-CHUNK_UNIT = 16  # steps: chunks of the backward's loop (kernels/chunks.cuh) are multiples of that many
+CHUNK_UNIT = 16  # steps: chunks of the backward's loop (kernels/chunks.cuh) are multiples of this
 LAYER_CHUNKS = {"forward": 8, "backward": 16}
-"""Steps of a chunk of layers at the same time (kernels/layers.cuh). The products of the backward take less time for 16
-steps at once than for twice 8, and would hold the loops up."""
+"""Steps of a chunk of concurrent layers (kernels/layers.cuh). In the backward, a product takes less time for 16 steps
+at once than twice for 8, which would delay the loops."""
 
 
 @lru_cache(maxsize=4096)
 def gate_format(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype) -> GateFormat:
-    """Return the format of a head's gates for the backward: PNDG if no copy of a thread crosses the end of a piece.
+    """Return the format of a head's gates for the backward.
 
-    With several heads, pieces must also be whole sectors of memory, which have 32 bytes: forwards of 12 x 56 took 1.2
-    times as long where two heads had parts of a sector. The pieces have the memory of the gradients of the head's
-    inputs, so that a backward may write these over the gates.
-    NDG+ if heads would share cache lines. NDV if there are gates with a bias alone, which are not stored. NDV+ if there
-    are statistics.
+    - PNDG: if no copy of a thread crosses the end of a piece. With several heads, pieces must also be whole 32-byte
+      sectors: forwards of 12 x 56 took 1.2 times as long when two heads shared sectors. The pieces have the memory of
+      the gradients of the head's inputs, so that a backward may overwrite the gates with these.
+    - NDG+: if heads would otherwise share cache lines.
+    - NDV: if there are gates that are a bias alone, which are not stored.
+    - NDV+: if there are statistics.
+    - NDG: otherwise.
     """
     if trace(cell).statistics.names:
         return "NDV+"
@@ -41,9 +43,10 @@ def gate_format(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype) -> Ga
 
 
 def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
-    """Return the source before a fused kernel's header: constants and the cell's functions.
+    """Return the source before a fused kernel's header: constants and the functions of the cell.
 
-    The kernel computes its shared memory itself and asserts that it is `shared_bytes`, with which it is launched.
+    The kernel computes the size of its shared memory itself, and asserts that it equals `shared_bytes`, with which it
+    is launched.
     """
     cell, variant = spec.cell, spec.variant
     constants = {

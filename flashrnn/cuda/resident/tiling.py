@@ -1,4 +1,4 @@
-"""Tilings of a resident kernel, and the registers and shared memory that a kernel of a tiling takes."""
+"""Tilings of a resident kernel, and the registers and shared memory that a kernel with a tiling needs."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -16,16 +16,16 @@ from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import varying
 from flashrnn.residual import residual_dtype
 
-_BARRIERS = 64  # bytes of shared memory, as BARRIER_BYTES in resident/kernels/tiles.cuh
+_BARRIERS = 64  # bytes of shared memory: BARRIER_BYTES in resident/kernels/tiles.cuh
 _GRID_SLACK = {"forward": 20, "backward": 16}  # registers for an exchange through L2
-_LATER_EXCHANGE = 16  # for each exchange over units after the first of a forward step, with two float16 numbers for one
+_LATER_EXCHANGE = 16  # registers for each further exchange over units in a forward step, with fp16x2 splits
 
 
 @dataclass(frozen=True)
 class Tiling:
     """How one head is distributed over warps and blocks; names as in resident/kernels/tiles.cuh.
 
-    While the problem is posed, its fields are the unknowns and its properties expressions of them.
+    While the problem is posed, the fields are its unknowns, and the properties are expressions of them.
     """
 
     unit_tiles: int
@@ -36,7 +36,7 @@ class Tiling:
     grid: bool
     stages: int
     register_fragments: int
-    any_sequences: bool = False  # of a cluster: `sequences`, up to all columns, is an argument of the kernel
+    any_sequences: bool = False  # for clusters: `sequences`, up to all columns, is a kernel argument
 
     @property
     def units(self) -> int:
@@ -45,7 +45,7 @@ class Tiling:
 
     @property
     def padded(self) -> int:
-        """Return the units of a head, padding included."""
+        """Return the units of a head, including padding."""
         return self.units * self.blocks
 
     @property
@@ -62,21 +62,23 @@ class Tiling:
         return 32 * self.warps
 
     def batches(self, batch: int) -> int:
-        """Return how many groups of blocks a batch takes for every head."""
+        """Return the number of groups per head for a batch of this size."""
         return -(-batch // self.sequences)
 
 
 @dataclass(frozen=True)
 class Unknowns(Tiling):
-    """The unknowns of a problem; `spread` is one that follows from those of the tiling, but bounds estimates better."""
+    """The unknowns of a problem. `spread` follows from the others, but as an unknown it gives tighter bounds of the
+    estimate."""
 
     spread: Operand = 0
 
 
 def is_scaled(spec: KernelSpec) -> bool:
-    """Return whether the operands of products are scaled and split into float16 numbers: SCALED in common.cuh.
+    """Return whether operands of products are scaled and split into float16 numbers: SCALED in common.cuh.
 
-    The backward knows the largest of its operands. In the forward, which sends h to other blocks, it has to be bounded.
+    The backward computes the largest of its operands. In the forward, where h is sent to other blocks, it must be
+    bounded.
     """
     if spec.dtype != torch.float32 or spec.variant.tf32:
         return False
@@ -84,7 +86,7 @@ def is_scaled(spec: KernelSpec) -> bool:
 
 
 def splits(spec: KernelSpec) -> int:
-    """Return how many numbers for the tensor cores a float is split into, as SPLITS in kernels/common.cuh."""
+    """Return the number of tensor-core operands into which a float is split: SPLITS in kernels/common.cuh."""
     return 2 if is_scaled(spec) else spec.splits
 
 
@@ -103,15 +105,16 @@ def registers(spec: KernelSpec, tiling: Tiling) -> Expression:
             values += _LATER_EXCHANGE * tiling.grid * max(len(exchanges(spec.cell, "forward")) - 1, 0)
     else:
         sums = maximum(4, minimum(tiling.blocks // tiling.k_slices, 8))
-        constants = len(spec.cell.gates) - gates  # whose gradients are added up, of neighbouring units
+        constants = len(spec.cell.gates) - gates  # their gradients are summed for neighbouring units
         values = (2 * gates + 3 * states) * cells + constants * minimum(cells, 2)
-        values += more_operations(spec.cell, spec.direction) // 8 * cells  # some of them between reductions
+        values += more_operations(spec.cell, spec.direction) // 8 * cells  # some operations lie between reductions
     slack = _GRID_SLACK[spec.direction] * tiling.grid
     return tiling.register_fragments * 4 + 38 + 8 * splits(spec) + 4 * (sums * tiling.batch_tiles) + values + slack
 
 
 def polled_words(spec: KernelSpec, tiling: Tiling) -> Operand:
-    """Return the words of a reduction over units that a lane of a grid polls at once: registers for a short time."""
+    """Return the registers for the words that a lane of a grid polls at once in a reduction over units, needed only
+    briefly."""
     if not tiling.grid:
         return 0
     pairs = max((one.pairs for one in exchanges(spec.cell, spec.direction)), default=0)
@@ -119,7 +122,7 @@ def polled_words(spec: KernelSpec, tiling: Tiling) -> Operand:
 
 
 def published_words(spec: KernelSpec, tiling: Tiling) -> int:
-    """Return the words of 8 bytes that a grid's reductions over units take: WORDS in kernels/grid_reductions.cuh."""
+    """Return the 8-byte words of a grid's reductions over units: WORDS in kernels/grid_reductions.cuh."""
     found = exchanges(spec.cell, spec.direction)
     pairs = max((one.pairs for one in found), default=0)
     row = tiling.columns * (pairs if pairs < 2 else pairs + pairs % 2)
@@ -132,7 +135,7 @@ def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
 
 
 def shared_memory(spec: KernelSpec, tiling: Tiling) -> Expression:
-    """Return the bytes that SharedMemory in resident/kernels/{forward,backward}_memory.cuh has."""
+    """Return the bytes of SharedMemory in resident/kernels/{forward,backward}_memory.cuh."""
     cell, parts, size = spec.cell, splits(spec), spec.dtype.itemsize
     gates, others = len(cell.recurrent_gates), len(cell.states) - 1
     seqs, units, warps = 8 * tiling.batch_tiles, tiling.units, tiling.warps
@@ -150,14 +153,14 @@ def shared_memory(spec: KernelSpec, tiling: Tiling) -> Expression:
         uses_h = cell.states[0] in trace(cell).factors.inputs
         operand = operands(spec, tiling) * gates * units * (seqs + rows) * 2
         received = seqs if tiling.any_sequences else tiling.sequences
-        stored_gates = (len(varying(cell)) | 1) * residual_dtype(spec.dtype).itemsize  # as `pitch` in tiles.cuh
+        stored_gates = (len(varying(cell)) | 1) * residual_dtype(spec.dtype).itemsize  # the pitch of tiles.cuh
         row = stored_gates + (1 + uses_h) * size + others * 4
         exchange = (
             sums
             if tiling.grid
             else several_blocks * (2 * tiling.padded * received * size) + (1 - several_blocks) * sums
         )
-        row += ceil(trace(cell).statistics.needed / 4)  # 16 bytes of each tile of 16 units
+        row += ceil(trace(cell).statistics.needed / 4)  # 16 bytes per tile of 16 units
     inputs = units * seqs * row + rows * (tiling.unit_tiles * 32)
     constants = (len(cell.gates) - len(varying(cell))) * units * 4  # biases
     resident = warps * maximum(from_memory, 0) * 512 + _BARRIERS + _reduction_bytes(spec, tiling) + constants
@@ -183,25 +186,25 @@ def _reduction_bytes(spec: KernelSpec, tiling: Tiling) -> Operand:
 
 
 def contributions(spec: KernelSpec, tiling: Tiling) -> Operand:
-    """Return how many warps of a block have units of the same sequence."""
+    """Return the number of warps of a block that have units of the same sequence."""
     if tiling.grid and trace(spec.cell).reduces:  # BOTH_UNITS in tiles.cuh
         return tiling.unit_tiles
     return tiling.unit_tiles * (1 + minimum(tiling.k_slices // lane_cells(spec, tiling), 1) * (1 - dense(spec, tiling)))
 
 
 def in_rows(spec: KernelSpec) -> bool:
-    """Return whether a row of lanes has all units of a sequence in kernels of one block: IN_ROWS in tiles.cuh."""
+    """Return whether, in kernels of one block, a row of lanes has all units of a sequence: IN_ROWS in tiles.cuh."""
     return trace(spec.cell).reduces and spec.head_dim in (16, 32, 64)
 
 
 def bias_parts(spec: KernelSpec, tiling: Tiling) -> Expression:
-    """Return the parts that the gradient of a bias is the sum of: BIAS_PARTS in kernels/backward_cells.cuh."""
+    """Return the number of parts whose sum is the gradient of a bias: BIAS_PARTS in kernels/backward_cells.cuh."""
     alone = (1 - minimum(tiling.blocks - 1, 1)) * int(in_rows(spec))
     return (1 - alone) * minimum(tiling.k_slices, lane_cells(spec, tiling)) + alone * (4 * tiling.k_slices)
 
 
 def lane_cells(spec: KernelSpec, tiling: Tiling) -> Operand:
-    """Return the cells in a lane's fragment: half as many where it has the sequences of every second column alone."""
+    """Return the number of cells in a lane's fragment: half as many if only every second column is used."""
     of_tiles = 4 * tiling.batch_tiles
     if tiling.grid:
         return of_tiles
@@ -213,7 +216,7 @@ def lane_cells(spec: KernelSpec, tiling: Tiling) -> Operand:
 
 
 def spread(spec: KernelSpec, tiling: Tiling) -> Operand:
-    """Return 1 if the sequences of a step without reductions are every second column, else 0: SPREAD in tiles.cuh."""
+    """Return 1 if a step without reductions uses only every second column, else 0: SPREAD in tiles.cuh."""
     if isinstance(tiling, Unknowns):
         return tiling.spread
     of_cluster = spreads_clusters(spec) and tiling.k_slices == 1 and not tiling.any_sequences
@@ -223,19 +226,19 @@ def spread(spec: KernelSpec, tiling: Tiling) -> Operand:
 
 
 def spreads_clusters(spec: KernelSpec) -> bool:
-    """Return whether clusters with one warp for each tile may use every second column: SPREAD in tiles.cuh.
+    """Return whether clusters with one warp per tile may use only every second column: SPREAD in tiles.cuh.
 
-    In float32, whose R does not fit into the registers of so few warps, they were slower.
+    In float32, where R does not fit into the registers of so few warps, they were slower.
     """
     return spec.direction == "forward" and spec.dtype.itemsize == 2 and not trace(spec.cell).reduces
 
 
 def dense(spec: KernelSpec, tiling: Tiling) -> Operand:
-    """Return 1 if lanes take cells of others' fragments, else 0: DENSE in tiles.cuh.
+    """Return 1 if lanes take over cells of other lanes' fragments, else 0: DENSE in tiles.cuh.
 
-    With more than eight warps, registers of further addresses would spill. A backward whose tiles have two warps each
-    was slower. A backward of half types would gain 2 %, and need a seventh kernel for all batch sizes. A forward of
-    half types loses 4 to 7 % unless it has four sums for a cell, which are one vector in shared memory.
+    With more than eight warps, registers for the additional addresses would spill. A backward whose tiles have two
+    warps each was slower. A backward of half types would gain 2 %, and need a seventh kernel for all batch sizes. A
+    forward of half types loses 4 to 7 %, unless a cell has four sums, which are one vector in shared memory.
     """
     half = spec.dtype.itemsize == 2 and (spec.direction == "backward" or len(spec.cell.recurrent_gates) != 4)
     if tiling.grid or tiling.any_sequences or half or not trace(spec.cell).reduces:
@@ -246,7 +249,7 @@ def dense(spec: KernelSpec, tiling: Tiling) -> Operand:
 
 
 def operands(spec: KernelSpec, tiling: Tiling) -> Operand:
-    """Return the tiles that a right operand is split into: OPERANDS in tiles.cuh."""
+    """Return the number of tiles into which a right operand is split: OPERANDS in tiles.cuh."""
     return splits(spec) - dense(spec, tiling) if splits(spec) == 2 else splits(spec)
 
 
@@ -257,16 +260,17 @@ def is_dense(spec: KernelSpec, tiling: Tiling) -> bool:
 
 
 def cells_of_lane(spec: KernelSpec, tiling: Tiling) -> Expression:
-    """Return the cells whose element-wise step a lane computes."""
+    """Return the number of cells whose element-wise step a lane computes."""
     return maximum(lane_cells(spec, tiling) // tiling.k_slices, 1)
 
 
 def spillable(spec: KernelSpec, grid: bool) -> int:
-    """Return how many registers may spill in the loop. It is none, but for steps that reduce over units in a cluster:
-    in a grid, which needs fewer registers, each of their exchanges takes longer than all that spills."""
+    """Return how many registers may spill in the loop: none, except if steps reduce over units in a cluster. In a grid,
+    where a kernel needs fewer registers, each exchange takes longer than all that spills."""
     return 40 if trace(spec.cell).reduces and not grid else 0
 
 
 def more_operations(cell: Cell, direction: str) -> int:
-    """Return how many more operations than an LSTM's the step of a cell that reduces over units has."""
+    """Return by how many operations the step of a cell that reduces over units exceeds that of an LSTM; 0 for other
+    cells."""
     return max(0, operation_count(cell, direction) - operation_count(LSTM, direction)) if trace(cell).reduces else 0

@@ -1,4 +1,5 @@
-"""Tilings that `resident.tuning` found to be the fastest, on disk; valid until the kernels' sources change."""
+"""Tilings that `resident.tuning` has measured to be the fastest, stored on disk; valid until the kernels' sources
+change."""
 
 import hashlib
 import json
@@ -13,8 +14,8 @@ from flashrnn.cuda.spec import KernelSpec
 
 
 def saved_tiling(spec: KernelSpec) -> Tiling | None:
-    """Return the tiling that was the fastest for the spec's sizes; None if none is saved, or if the file holds
-    something other than a solution of the tiling problem."""
+    """Return the saved tiling for the spec's sizes; None if there is none, or if the file holds anything but a solution
+    of the tiling problem."""
     try:
         tiling = Tiling(**json.loads(_path(spec).read_text())["tiling"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -24,7 +25,7 @@ def saved_tiling(spec: KernelSpec) -> Tiling | None:
 
 
 def save_tiling(spec: KernelSpec, tiling: Tiling, us: float) -> None:
-    """Save the fastest tiling; `us`, its measured time per step, is for people who read the file."""
+    """Save the fastest tiling. `us`, its measured time per step, is for people who read the file."""
     content = {"tiling": asdict(tiling), "us": us, "spec": str(spec)}
     store({_path(spec): json.dumps(content, indent=2).encode()})
 

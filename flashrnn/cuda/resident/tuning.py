@@ -1,6 +1,6 @@
-"""Tilings chosen by measuring: the best few by estimate are timed on the GPU, and the fastest is saved on disk.
+"""Tilings chosen by measurement: the best by estimate are timed on the GPU, and the fastest is saved on disk.
 
-Later processes take a saved tiling for all calls of its sizes on that model of GPU.
+Later processes use a saved tiling for all calls of its sizes on the same GPU model.
 """
 
 import itertools
@@ -28,19 +28,19 @@ from flashrnn.problem import Inputs, StateGradients, aux_dtype, state_dtype, tf3
 from flashrnn.residual import Residual
 
 _STEPS, _REPEATS = 256, 7
-_CONSIDERED = 2000  # solutions, many of which differ in nothing that matters
+_CONSIDERED = 2000  # solutions, many of which are equivalent
 
 
 class Trial(NamedTuple):
     direction: str
     tiling: Tiling
-    us: float  # per time step, with what runs before and after the kernel; infinite if it cannot run
+    us: float  # per time step, including what runs before and after the kernel; infinite if the tiling cannot run
 
 
 def tune(cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, count: int = 8) -> Iterator[Trial]:
     """Time `count` tilings of each direction on the current GPU, and save the fastest.
 
-    In float32, they are for PyTorch's current setting for TF32. A cell that runs in two parts is tuned by its loop.
+    In float32, they are tuned for PyTorch's current TF32 setting. For a cell that runs in two parts, the loop is tuned.
     """
     parts = hoisted(cell)
     cell = parts.loop if parts else cell
@@ -62,7 +62,7 @@ def tune(cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, 
 
 
 def candidates(spec: KernelSpec, count: int) -> list[Tiling]:
-    """Return the best tilings by estimate, at most two that differ in stages or registers alone."""
+    """Return the best tilings by estimate. At most two of them differ only in stages or registers."""
     found: dict[tuple, list[Tiling]] = {}
     order = []
     for choice in itertools.islice(solver.tilings(spec), _CONSIDERED):
@@ -104,17 +104,17 @@ def _measure(spec: KernelSpec, choice: Tiling, inputs: Inputs) -> float:
 
 
 def _take(direction: str, choice: Tiling, spec: KernelSpec) -> tuple[Binary, Tiling]:
-    """Return what compile_best does, but `choice` for its direction."""
+    """Return `choice` with its kernel for `direction`; for the other direction, what compile_best returns."""
     return (compile_tiling(spec, choice), choice) if spec.direction == direction else compile_best(spec)
 
 
 def _us(run: Callable[[], object]) -> float:
-    """Return the median of microseconds per time step."""
+    """Return the median time in microseconds per time step."""
     run()
     busy, times = torch.zeros(8192, 8192, dtype=torch.bfloat16, device="cuda"), []
     for _ in range(_REPEATS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        busy @ busy  # about two milliseconds, in which the host, which may be slower than the GPU, gets ahead of it
+        busy @ busy  # two milliseconds in which the host, which may be slower than the GPU, gets ahead
         start.record()
         run()
         end.record()

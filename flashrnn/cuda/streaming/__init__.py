@@ -1,1 +1,1 @@
-"""Backend `cuda`: R of any size, read from the second-level cache or from memory at every step."""
+"""Backend `cuda`: heads of any size; R is read from the L2 cache or from memory at every step."""

@@ -1,6 +1,6 @@
 """Backend `cuda`, for any head size: one kernel runs the whole time loop and streams R from L2 or memory at every step.
 
-Besides inputs and results, a call allocates a copy of R, in the order in which the kernel reads it.
+A call allocates memory for a copy of R, in the order in which the kernel reads it, besides inputs and results.
 """
 
 from dataclasses import replace
@@ -110,7 +110,7 @@ class Cuda:
         kernel, tiling = _kernel(spec, h.device.index)
         d_Wx, d_u = (empty_in_format(h, len(names), N, D) for names in (cell.input_gates, recurrent_only(cell)))
         d_h = None if grads.h is None else in_format(grads.h, h)
-        d_b = states.new_zeros(B, len(cell.gates), N, D)  # float32, as it is added up over the steps
+        d_b = states.new_zeros(B, len(cell.gates), N, D)  # float32, because it sums over all steps
         d_aux = aux_gradient(grads, aux, states.dtype)
         d_state = torch.zeros_like(states, memory_format=torch.contiguous_format)
         if grads.last is not None:
@@ -153,7 +153,7 @@ def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Tiling]:
 
 
 def compile_kernel(spec: KernelSpec) -> tuple[Binary, Tiling]:
-    """Return the compiled kernel and its tiling; needs no GPU."""
+    """Return the compiled kernel and its tiling. This needs no GPU."""
     tiling = best_tiling(bucket(spec, SOLVER))
     return build(
         prelude(spec, tiling), header(spec), f"flashrnn_stream_{spec.direction}", spec.gpu.arch, str(spec)
@@ -166,9 +166,10 @@ def header(spec: KernelSpec) -> str:
 
 
 def in_order(rows: Tensor, tiling: Tiling) -> Tensor:
-    """Return [N, rows per unit, D, K] as [N, unit blocks, vectors, rows of a block, numbers in a vector], zero-padded.
+    """Return [N, rows per unit, D, K] as [N, unit blocks, vectors, rows of a block, numbers of a vector], padded with
+    zeros.
 
-    A warp reads consecutive memory for the product with a vector of every row.
+    A warp then reads consecutive memory when it multiplies one vector of every row.
     """
     N, _, D, K = rows.shape
     blocks, length = tiling.unit_blocks(D), tiling.padded(rows.dtype)
@@ -178,12 +179,12 @@ def in_order(rows: Tensor, tiling: Tiling) -> Tensor:
 
 
 def _exchange(tiling: Tiling, h: Tensor) -> Tensor:
-    """Return two buffers, zeros, of the vectors that a step multiplies: [2, N, B, length]."""
+    """Return two zeroed buffers [2, N, B, length] for the vectors that a step multiplies."""
     return h.new_zeros(2, h.shape[2], h.shape[0], tiling.padded(h.dtype))
 
 
 def _counters(tiling: Tiling, h: Tensor) -> Tensor:
-    """Return a counter for every group, zero, each at the beginning of a cache line."""
+    """Return a zeroed counter for every group, each at the beginning of a cache line."""
     return h.new_zeros(tiling.groups(h.shape[2], h.shape[0]), 32, dtype=torch.int32)
 
 
@@ -193,10 +194,10 @@ def _sizes(h: Tensor) -> dict[str, int]:
 
 
 def _launch(kernel: LoadedKernel, spec: KernelSpec, tiling: Tiling, arguments: dict[str, Argument], h: Tensor) -> None:
-    """Launch one block per item, but no more than run at once, as they wait for each other.
+    """Launch one block per item, but at most as many as are co-resident, because blocks wait for each other.
 
-    Blocks then take several items in turn. Those whose steps reduce over units do not: they take as many launches as
-    there are waves of groups.
+    With fewer blocks than items, blocks process several items in turn. If steps reduce over units, a block has one
+    item, and there are as many launches as waves of groups.
     """
     B, _, N, D = h.shape
     blocks, groups = tiling.unit_blocks(D), tiling.groups(N, B)
@@ -206,6 +207,8 @@ def _launch(kernel: LoadedKernel, spec: KernelSpec, tiling: Tiling, arguments: d
     arguments["parts"] = h.new_empty(groups * size, dtype=torch.float32)
     at_once = kernel.at_once // blocks  # groups
     if not at_once:
-        raise KernelUnavailable(f"{kernel.at_once} of {blocks} blocks run at once: another process may hold the GPU")
+        raise KernelUnavailable(
+            f"only {kernel.at_once} of {blocks} blocks can run at the same time: another process may hold the GPU"
+        )
     for first in range(0, groups, at_once):
         kernel.launch(min(at_once, groups - first) * blocks, {**arguments, "first_item": first * blocks})

@@ -1,7 +1,7 @@
 """The tiling of a streaming kernel as an integer constraint problem: how the work of a step is distributed over blocks.
 
-The unknowns are the fields of `Tiling`. A step takes as long as its busiest multiprocessor reads, rows of R and, for
-each of its items, the vectors of all sequences, and as its warps wait for these loads.
+The unknowns are the fields of `Tiling`. The estimated time of a step is that of its busiest multiprocessor: it reads
+rows of R and, for each item, the vectors of all sequences, and its warps wait for these loads.
 """
 
 import math
@@ -20,19 +20,19 @@ from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import varying
 
-# Clock cycles of an H100, by its data sheet and by what docs/kernels.md reports of other kernels; not fitted.
-_BYTES = 40  # that a multiprocessor reads from L2 in a cycle
-_LATENCY = 600  # of a read from there
-_ITEM = 600  # waiting for vectors, barriers, adding up
-_CELL = 100  # the element-wise step of one cell of every thread
-_SUM = 2  # reading and adding the sum of one warp
+# Clock cycles on an H100, from its data sheet and from what docs/kernels.md reports of other kernels; not fitted.
+_BYTES = 40  # that a multiprocessor reads from L2 per cycle
+_LATENCY = 600  # of a read from L2
+_ITEM = 600  # waiting for vectors, barriers, sums over warps
+_CELL = 100  # the element-wise step of one cell in every thread
+_SUM = 2  # reading and adding the partial sum of one warp
 
-_READ_AT_ONCE = 64  # bytes of a row, by four lanes
+_READ_AT_ONCE = 64  # bytes of a row, read by four lanes
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Names as in streaming/kernels/stream.cuh. While the problem is posed, its fields are expressions."""
+    """Names as in streaming/kernels/stream.cuh. While the problem is posed, the fields are expressions."""
 
     units: int
     seq_tiles: int
@@ -46,11 +46,11 @@ class Tiling:
 
     @property
     def vectors(self) -> int:
-        """Return how many vectors of 64 bytes a row of R has, padding included."""
+        """Return the number of 64-byte vectors in a row of R, including padding."""
         return self.warps * self.warp_vectors
 
     def padded(self, dtype: torch.dtype) -> int:
-        """Return how many numbers a row has."""
+        """Return the number of elements in a row, including padding."""
         return self.vectors * _READ_AT_ONCE // dtype.itemsize
 
     def unit_blocks(self, head_dim: int) -> int:
@@ -62,7 +62,7 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Rows:
-    """The matrix that a step multiplies by: of the forward [Gr*D, D], of the backward [D, Gr*D]."""
+    """The matrix of a step's product: [Gr*D, D] in the forward, [D, Gr*D] in the backward."""
 
     per_unit: int
     length: int
@@ -74,7 +74,7 @@ class Rows:
 
 
 def infeasible(spec: KernelSpec) -> str | None:
-    """Return why no tiling fits, or None if one does; heads and batch do not matter."""
+    """Return why no tiling fits, or None if one does. The numbers of heads and sequences do not matter."""
     return _infeasible(replace(spec.of_all_variants, heads=1, batch=1))
 
 
@@ -88,7 +88,8 @@ def _infeasible(spec: KernelSpec) -> str | None:
 
 
 def best_tiling(spec: KernelSpec) -> Tiling:
-    """Return the tiling that should be fastest. Raises Infeasible, which names what does not fit."""
+    """Return the tiling that should be fastest. Raises Infeasible, which names the constraints that exclude each
+    other."""
     return _best_tiling(spec.of_all_variants)
 
 
@@ -102,7 +103,7 @@ def _best_tiling(spec: KernelSpec) -> Tiling:
 
 
 def pose(spec: KernelSpec) -> tuple[ConstraintProblem, tuple[Expression, ...]]:
-    """Return the problem and what to minimize."""
+    """Return the problem and the objective to minimise."""
     gpu, head_dim, batch, rows = spec.gpu, spec.head_dim, spec.batch, Rows.of(spec)
     p = ConstraintProblem(
         f"{spec.direction} of {spec.cell.name}, head size {head_dim}, R read at every step, on {gpu.name}"
@@ -119,8 +120,8 @@ def pose(spec: KernelSpec) -> tuple[ConstraintProblem, tuple[Expression, ...]]:
     tiling = Tiling(units, seq_tiles, warps, warp_vectors, depth)
     need = _registers(spec, tiling, cells)
     p.add("registers per thread", need <= gpu.registers_per_thread, unit="registers")
-    p.add("registers", need * 32 * (4 * ceil_div(warps, 4)) <= gpu.registers, unit="registers")  # in four parts
-    stride = rows.per_unit * units + 32  # at most, see SUM_STRIDE
+    p.add("registers", need * 32 * (4 * ceil_div(warps, 4)) <= gpu.registers, unit="registers")  # of four schedulers
+    stride = rows.per_unit * units + 32  # upper bound; see SUM_STRIDE
     shared = warps * 16 * seq_tiles * stride * 4 + _reduction_bytes(spec, units, seq_tiles)
     p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
     if trace(spec.cell).reduces:
@@ -130,7 +131,7 @@ def pose(spec: KernelSpec) -> tuple[ConstraintProblem, tuple[Expression, ...]]:
 
 
 def _cycles(spec: KernelSpec, tiling: Tiling, cells: Operand, batch: Operand) -> Expression:
-    """Return the estimate of a time step of the whole batch, in clock cycles."""
+    """Return the estimated clock cycles of a time step of the whole batch."""
     rows, sequences = Rows.of(spec).per_unit * tiling.units, 16 * tiling.seq_tiles
     items = spec.heads * ceil_div(batch, sequences) * ceil_div(spec.head_dim, tiling.units)
     read = _READ_AT_ONCE * tiling.vectors * (rows + minimum(sequences, batch))
@@ -140,7 +141,8 @@ def _cycles(spec: KernelSpec, tiling: Tiling, cells: Operand, batch: Operand) ->
 
 
 def cycles(spec: KernelSpec, tiling: Tiling) -> float:
-    """Return the estimated clock cycles of a time step of the whole batch; the tiling may be that of another batch."""
+    """Return the estimated clock cycles of a time step of the whole batch. The tiling may have been chosen for another
+    batch."""
     cells = ceil_div(16 * tiling.seq_tiles * tiling.units, 32 * tiling.warps)
     return _cycles(spec, tiling, cells, spec.batch).evaluate({})
 
@@ -153,11 +155,11 @@ def _vectors(spec: KernelSpec) -> int:
 
 
 def _registers(spec: KernelSpec, tiling: Tiling, cells: Expression) -> Expression:
-    """Estimate the registers of a thread: sums, loads ahead, values of cells, addresses."""
+    """Estimate the registers of a thread: sums, loads in flight, values of cells, addresses."""
     cell, splits, seq_tiles = spec.cell, spec.splits, tiling.seq_tiles
     row_tiles = tiling.units * Rows.of(spec).per_unit // 8
     gates, states = len(cell.gates), len(cell.states)
-    if trace(cell).reduces:  # values stay in registers from phase to phase
+    if trace(cell).reduces:  # values stay in registers between the phases of a step
         values = 2 * len(varying(cell)) + 4 * states + 16
     elif spec.direction == "forward":
         values = len(cell.input_gates) + gates + 2 * states
@@ -169,24 +171,25 @@ def _registers(spec: KernelSpec, tiling: Tiling, cells: Expression) -> Expressio
 
 
 def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
-    """Return the bytes of a block's shared memory: the sums of every warp, with rows as SUM_STRIDE in stream.cuh."""
+    """Return the bytes of a block's shared memory. The sums of every warp have rows of SUM_STRIDE floats
+    (stream.cuh)."""
     rows = Rows.of(spec).per_unit * tiling.units
     sums = tiling.warps * 16 * tiling.seq_tiles * (rows + (40 - rows % 32) % 32) * 4
     return sums + _reduction_bytes(spec, tiling.units, tiling.seq_tiles)
 
 
 def _reduction_bytes(spec: KernelSpec, units: Operand, seq_tiles: Operand) -> Operand:
-    """Return the bytes of shared memory of UnitReductions, as REDUCTION_FLOATS in reductions.cuh."""
+    """Return the bytes of shared memory of UnitReductions: REDUCTION_FLOATS in stream.cuh."""
     return part_floats(spec) * (16 * seq_tiles) * (units + 1) * 4
 
 
 def part_floats(spec: KernelSpec) -> int:
-    """Return the floats that an exchange over units takes for a sequence, at most; 0 for element-wise steps."""
+    """Return the floats per sequence of the largest exchange over units; 0 if steps are element-wise."""
     return 4 * max((one.vectors for one in exchanges(spec.cell, spec.direction)), default=0)
 
 
 def prelude(spec: KernelSpec, tiling: Tiling) -> str:
-    """Return the source before a streaming kernel's header."""
+    """Return the printed source before a streaming kernel's header."""
     rows = Rows.of(spec)
     constants = {
         "UNITS": tiling.units,

@@ -1,8 +1,10 @@
-// What lies between the matrix products of a residual block: x += update, and the norm of that. A warp computes a row.
+// The operations between the matrix products of a residual block: x += update, and the norm of the result. Each warp
+// computes one row.
 #pragma once
 #include "decoding/kernels/rows.cuh"
 
-// Params: types and shapes are in add_norm.py. The update is normalized by heads before, unless head_weight is null.
+// Params: types and shapes are in add_norm.py. x and update -> x (in place), normalized. Unless head_weight is null,
+// the update is normalised by heads first.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 flashrnn_add_norm(PARAMETERS) {
   const Params params{PARAMETER_NAMES};

@@ -1,29 +1,29 @@
-// Choosing the next token of each sequence from its logits, those that may be drawn restricted to the largest. A cluster has a
-// sequence, and a thread of it the same few classes all the time.
+// Selects the next token of each sequence from its logits: the largest, or a random one of the classes that top-k and
+// top-p allow. A cluster serves one sequence; each thread holds the same few classes throughout.
 //
-// The classes that may be drawn are those with a logit from some value on: the k-th largest, or the largest value from which on
-// they have a share p of the probability. It is found digit by digit, by sums over all classes: that takes fewer passes than
-// sorting. So classes of equal logits may all be drawn, or none.
+// The allowed classes are those whose logit is at least a threshold: the k-th largest logit, or the largest value such
+// that the classes from it on have a share p of the probability. The threshold is found digit by digit, by sums over
+// all classes, which takes fewer passes than sorting. Classes with equal logits are allowed together or not at all.
 #pragma once
 #include "decoding/kernels/draw.cuh"
 #include "kernels/cluster.cuh"
 #include "kernels/memory.cuh"
 
 constexpr int THREADS = 32 * WARPS;
-constexpr int LOWEST_BIT = sizeof(scalar) == 4 ? 0 : MANTISSA_BITS == 7 ? 16 : 12;  // even, of `ordered` that logits differ in
+constexpr int LOWEST_BIT = sizeof(scalar) == 4 ? 0 : MANTISSA_BITS == 7 ? 16 : 12;  // even; lower bits of `ordered` tell nothing
 
 struct alignas(16) Shared {
-  float4 of_warp[WARPS], of_block[2];
+  float4 warp_results[WARPS], block_results[2];
 };
 static_assert(sizeof(Shared) == SHARED_BYTES_EXPECTED, "choose.py counts shared memory differently");
 
-// Reduces three numbers over all threads of the cluster.
+// Reductions of up to three values over all threads of the cluster. All of them call each function together.
 struct Cluster {
   Shared& shared;
-  int turn = 0;  // a block may be one turn ahead of another
+  int buffer = 0;  // the buffer to use: one block may be one reduction ahead of another
 
   template <int LANES, class F>
-  DEVICE static float4 of_lanes(float4 v, F f) {
+  DEVICE static float4 reduce_lanes(float4 v, F f) {
 #pragma unroll
     for (int other = 1; other < LANES; other *= 2)
       v = f(v, make_float4(__shfl_xor_sync(0xffffffffu, v.x, other), __shfl_xor_sync(0xffffffffu, v.y, other),
@@ -33,16 +33,16 @@ struct Cluster {
   template <class F>
   DEVICE float4 reduce(float4 v, F f) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    v = of_lanes<32>(v, f);
-    if (lane == 0) shared.of_warp[warp] = v;
+    v = reduce_lanes<32>(v, f);
+    if (lane == 0) shared.warp_results[warp] = v;
     __syncthreads();
     if (warp == 0) {
-      v = of_lanes<WARPS>(shared.of_warp[lane % WARPS], f);
-      if (lane == 0) shared.of_block[turn] = v;
+      v = reduce_lanes<WARPS>(shared.warp_results[lane % WARPS], f);
+      if (lane == 0) shared.block_results[buffer] = v;
     }
     cluster_sync();
-    v = of_lanes<RANKS>(load_remote(remote_address(shared_address(&shared.of_block[turn]), lane % RANKS)), f);
-    turn ^= 1;
+    v = reduce_lanes<RANKS>(load_remote(remote_address(shared_address(&shared.block_results[buffer]), lane % RANKS)), f);
+    buffer ^= 1;
     return v;
   }
   DEVICE float4 sum(float x, float y = 0, float z = 0) {
@@ -58,9 +58,10 @@ struct Cluster {
   }
 };
 
-// The largest number from which on the classes have at least this weight; of(i): of element i of the thread.
+// Returns the largest `ordered` number such that the classes with at least this logit have at least the given weight in
+// total. of(i) is the weight of the thread's class i.
 template <class F>
-DEVICE u32 weighty(Cluster& cluster, const u32 (&logit)[ELEMENTS], float weight, int lowest_bit, F of) {
+DEVICE u32 weight_threshold(Cluster& cluster, const u32 (&logit)[ELEMENTS], float weight, int lowest_bit, F weight_of) {
   u32 found = 0;
 #pragma unroll 1
   for (int bit = 30; bit >= lowest_bit; bit -= 2) {
@@ -69,19 +70,20 @@ DEVICE u32 weighty(Cluster& cluster, const u32 (&logit)[ELEMENTS], float weight,
     for (int i = 0; i < ELEMENTS; i++)
 #pragma unroll
       for (u32 digit = 1; digit < 4; digit++)
-        if (logit[i] >= (found | digit << bit)) sums[digit - 1] += of(i);
+        if (logit[i] >= (found | digit << bit)) sums[digit - 1] += weight_of(i);
     const float4 all = cluster.sum(sums[0], sums[1], sums[2]);
     found |= u32((all.x >= weight) + (all.y >= weight) + (all.z >= weight)) << bit;
   }
   return found;
 }
 
-// Return the smallest logit that may be drawn, an `ordered` number. `largest`: of all logits, over the temperature.
-DEVICE u32 smallest_drawn(Cluster& cluster, const u32 (&logit)[ELEMENTS], const Params& params, float largest, float temperature,
+// Returns the smallest logit that top-k and top-p allow, as an `ordered` number. `largest` is the largest logit,
+// divided by the temperature.
+DEVICE u32 smallest_allowed(Cluster& cluster, const u32 (&logit)[ELEMENTS], const Params& params, float largest, float temperature,
                           float top_p) {
   const int lowest_bit = params.seen ? 0 : LOWEST_BIT;
   u32 smallest = 1;
-  if (params.top_k) smallest = weighty(cluster, logit, float(params.top_k), lowest_bit, [](int) { return 1.0f; });
+  if (params.top_k) smallest = weight_threshold(cluster, logit, float(params.top_k), lowest_bit, [](int) { return 1.0f; });
   if (top_p < 1) {
     float weight[ELEMENTS], sum = 0;
 #pragma unroll
@@ -89,13 +91,13 @@ DEVICE u32 smallest_drawn(Cluster& cluster, const u32 (&logit)[ELEMENTS], const 
       weight[i] = logit[i] < smallest ? 0 : op_exp(from_ordered(logit[i]) / temperature - largest);
       sum += weight[i];
     }
-    const float share = fmaxf(top_p * cluster.sum(sum).x, 1e-30f);  // the likeliest has a weight of 1
-    smallest = max(smallest, weighty(cluster, logit, share, lowest_bit, [&](int i) { return weight[i]; }));
+    const float share = fmaxf(top_p * cluster.sum(sum).x, 1e-30f);  // the most likely class has weight 1
+    smallest = max(smallest, weight_threshold(cluster, logit, share, lowest_bit, [&](int i) { return weight[i]; }));
   }
   return smallest;
 }
 
-// Stores the chosen token of the sequence, and what goes with it.
+// Stores the chosen token of the sequence, and updates its history, key and `seen`.
 DEVICE void store_token(const Params& params, i64 sequence, u32 token) {
   params.chosen[sequence] = token;
   if (params.history) params.history[*params.cursor * (gridDim.x / RANKS) + sequence] = token;
@@ -103,9 +105,10 @@ DEVICE void store_token(const Params& params, i64 sequence, u32 token) {
   if (params.seen) params.seen[sequence * params.C + token] = 1;
 }
 
-// Params: types and shapes are in choose.py. logits [B, C], rows of `stride` numbers -> chosen; history, unless null: they
-// are its row *cursor, which moves on. seen [B, C], unless null: classes to penalize, of which the chosen one is one from now
-// on. keys, unless null: tokens are drawn by them, and they move on. counter: zero before and after.
+// Params: types and shapes are in choose.py. logits [B, C], with rows of `stride` numbers -> chosen [B]. history,
+// unless null: gets the tokens as row *cursor, which is then incremented. seen [B, C], unless null: classes to
+// penalise, to which the chosen one is added. keys, unless null: random keys for sampling, which are then advanced;
+// without keys, the largest logit is chosen. counter: zero before and after.
 extern "C" __global__ void __launch_bounds__(THREADS, ELEMENTS <= 16 ? 2 : 1)
 flashrnn_choose(PARAMETERS) {
   extern __shared__ __align__(16) Shared shared_memory[];
@@ -117,7 +120,7 @@ flashrnn_choose(PARAMETERS) {
   const int rank = cluster_rank();
   auto at = [&](int i) { return (i * RANKS + rank) * THREADS + int(threadIdx.x); };
 
-  u32 logit[ELEMENTS];  // ordered; 0: none
+  u32 logit[ELEMENTS];  // `ordered`; 0: no class
   float largest = -INFINITY;
 #pragma unroll
   for (int i = 0; i < ELEMENTS; i++) {
@@ -130,7 +133,7 @@ flashrnn_choose(PARAMETERS) {
   u32 smallest = 1;
   if (params.keys) {
     largest = cluster.max(largest) / temperature;
-    smallest = smallest_drawn(cluster, logit, params, largest, temperature, top_p);
+    smallest = smallest_allowed(cluster, logit, params, largest, temperature, top_p);
   }
 
   u64 best = 0;
@@ -147,7 +150,7 @@ flashrnn_choose(PARAMETERS) {
   }
   best = cluster.max(best);
   if (rank == 0 && threadIdx.x == 0) store_token(params, sequence, u32(~best));
-  cluster_sync();  // no block ends while others read its memory
+  cluster_sync();  // no block exits while others read its shared memory
   if (last_of_grid(params.counter) && threadIdx.x == 0) {
     *params.counter = 0;
     if (params.history) ++*params.cursor;

@@ -1,13 +1,13 @@
-// Products of sequences' vectors and the tiles of a block of threads.
+// Products of the sequences' vectors and a thread block's tiles of weights.
 #pragma once
 #include "decoding/kernels/weights.cuh"
 #include "kernels/memory.cuh"
 
-constexpr int TILES = (STORED + 3) / 4 * 4;     // whose sums are made at a time
-constexpr int OPERAND_STRIDE = WIDTH + VECTOR;  // lets a quarter of a warp, two rows of four lanes, read from all banks
+constexpr int TILES = (STORED + 3) / 4 * 4;     // tiles whose sums are computed at a time
+constexpr int OPERAND_STRIDE = WIDTH + VECTOR;  // a quarter of a warp (two rows of four lanes) reads from all banks
 static_assert(MANY ? SEQS == 16 * SEQ_TILES : SEQS == WARPS);
 
-// The shared memory of products.
+// The part of shared memory for products.
 struct alignas(16) Products {
   char chunks[SLOTS * SLOT_BYTES];
   i64 table[BLOCKS * ENTRIES];
@@ -15,51 +15,51 @@ struct alignas(16) Products {
   u32 before;  // see CountingBarrier
 };
 
-// Sets the operand of a product with `vectors` vectors to f(sequence, place of 16 bytes of scalars).
+// Sets the operand of a product of `vectors` vectors: f(sequence, index) returns 16 bytes of scalars.
 template <class F>
 DEVICE void load_operand(Operand& operand, int vectors, i64 B, F f) {
 #pragma unroll
   for (int i = 0; i < WARP_VECTORS; i++)
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const int sequence = seq_tile() * 16 + half * 8 + threadIdx.x % 32 / 4, vector = i * PARTS + part();
+      const int sequence = seq_tile() * 16 + half * 8 + threadIdx.x % 32 / 4, vector = i * K_SLICES + k_slice();
       const bool valid = (half == 0 || MANY) && sequence < B && vector < vectors;
-      operand[i].of[0][half] = valid ? f(sequence, vector * VECTOR + threadIdx.x % 4 * LANE) : make_uint4(0, 0, 0, 0);
+      operand[i].values[0][half] = valid ? f(sequence, vector * VECTOR + threadIdx.x % 4 * LANE) : make_uint4(0, 0, 0, 0);
     }
 }
 
-// Rounds as many floats as there are scalars in 16 bytes.
+// Loads as many floats as there are scalars in 16 bytes, and rounds them.
 DEVICE uint4 rounded(const float* from) {
-  const uint4 low = load_whole(reinterpret_cast<const uint4*>(from));
+  const uint4 low = load_b128(reinterpret_cast<const uint4*>(from));
   if constexpr (BYTES == 4) return low;
-  const uint4 high = load_whole(reinterpret_cast<const uint4*>(from + 4));
+  const uint4 high = load_b128(reinterpret_cast<const uint4*>(from + 4));
   auto two = [](u32 a, u32 b) { return pack(__uint_as_float(a), __uint_as_float(b)); };
   return make_uint4(two(low.x, low.y), two(low.z, low.w), two(high.x, high.y), two(high.z, high.w));
 }
 
-// Scales of the rows of K tiles from row `first`, `step` apart, of a matrix of `rows` rows: those of the two rows that a lane has sums
-// of. Nothing without INT8.
+// INT8: the scales of K tiles of rows, from row `first` on and `step` rows apart, of a matrix of `rows` rows. A lane
+// holds those of the two rows of a tile for which it has sums. Otherwise empty.
 template <int K>
 struct Scales {
-  float of[INT8 ? K : 1][2];
+  float values[INT8 ? K : 1][2];
   DEVICE Scales(const float* scales, int first, int step, int rows) {
     if constexpr (INT8)
 #pragma unroll
       for (int k = 0; k < K; k++)
 #pragma unroll
-        for (int i = 0; i < 2; i++) of[k][i] = scales[min(first + k * step + int(threadIdx.x % 4) * 2 + i, rows - 1)];
+        for (int i = 0; i < 2; i++) values[k][i] = scales[min(first + k * step + int(threadIdx.x % 4) * 2 + i, rows - 1)];
   }
-  // Multiplies the sums of tile k.
+  // Multiplies the sums of tile k by their scales.
   DEVICE void apply(Sums& c, int k) const {
     if constexpr (INT8)
 #pragma unroll
-      for (int i = 0; i < 4; i++) c[0][0][i] *= of[k][i % 2];
+      for (int i = 0; i < 4; i++) c[0][0][i] *= values[k][i % 2];
   }
 };
 
-// Calls f(Number<K>(), first) for this block's tiles, begin, begin + STEP, ..., of ALL: for TILES of them at a time, then for those
-// that are left. Blocks have one of two numbers of tiles, so that K is known when the kernel is compiled: branches between products
-// would keep them apart.
+// Calls f(Number<K>(), first) for this block's tiles begin, begin + STEP, ... of ALL: for K = TILES of them at a time,
+// then for the K that remain. A block has one of two numbers of tiles, so K is a compile-time constant: branches
+// between products would separate them.
 template <int ALL, int STEP, class F>
 DEVICE void for_tiles(int begin, F f) {
   constexpr int MOST = (ALL + STEP - 1) / STEP, LEFT = MOST % TILES, OR_LEFT = (MOST - 1) % TILES;

@@ -1,10 +1,10 @@
-// Rows of WIDTH numbers in registers: of each 128, lane l of a warp holds 4 l to 4 l + 3.
+// Rows of WIDTH numbers in registers. Of each 128 numbers, lane l of a warp holds 4l to 4l + 3.
 #pragma once
 #include "kernels/math.cuh"
 
 constexpr int WIDTH = HEADS * D;
 constexpr int ROW_LOADS = (WIDTH + 127) / 128;
-constexpr float EPSILON = 1e-5f;  // of all norms
+constexpr float EPSILON = 1e-5f;  // the epsilon of all norms
 
 DEVICE void load_four(float (&v)[4], const float* from) {
   const float4 four = *reinterpret_cast<const float4*>(from);
@@ -22,23 +22,24 @@ DEVICE void store_four(S* to, const float (&v)[4]) {
   *reinterpret_cast<uint2*>(to) = make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
 }
 
-// Parts of a row that are whole: see `normalize`.
-struct Alone {};
+// The default `join` of RowOf::normalize, for rows that a warp holds completely.
+struct NoJoin {};
 
-// WHOLE: a warp has all of the row. Otherwise each warp has 128 numbers of it, and those after them none.
+// WHOLE: a warp holds the whole row. Otherwise, each warp holds 128 numbers of it, and warps beyond its end hold none.
 template <bool WHOLE>
 struct RowOf {
   static constexpr bool WHOLE_ROW = WHOLE;
   static constexpr int LOADS = WHOLE ? ROW_LOADS : 1;
-  float of[LOADS][4] = {};
+  float values[LOADS][4] = {};
 
+  // Returns the index in the row of the first of the lane's numbers of[i].
   DEVICE static int place(int i) { return ((WHOLE ? i : threadIdx.x / 32) * 32 + threadIdx.x % 32) * 4; }
-  // Calls f(numbers, place of the first) for each four numbers that the lane holds.
+  // Calls f(numbers, index of the first) for each four numbers that the lane holds.
   template <class F>
   DEVICE void for_each(F f) {
 #pragma unroll
     for (int i = 0; i < LOADS; i++)
-      if (WHOLE && WIDTH % 128 == 0 || place(i) < WIDTH) f(of[i], place(i));
+      if (WHOLE && WIDTH % 128 == 0 || place(i) < WIDTH) f(values[i], place(i));
   }
   template <class S>
   DEVICE void load(const S* from) {
@@ -48,9 +49,10 @@ struct RowOf {
   DEVICE void store(S* to) {
     for_each([&](float (&v)[4], int at) { store_four(to + at, v); });
   }
-  // Subtracts from each SIZE numbers their mean, and divides them by their standard deviation. join.over<K>(mean, squares) is called
-  // by all warps where K of them have parts of these numbers, each of 128 with a mean and a sum of squares.
-  template <int SIZE, class Join = Alone>
+  // Normalises each SIZE consecutive numbers: subtracts their mean and divides by their standard deviation. If K warps
+  // hold parts of these numbers, all warps call join.over<K>(mean, squares), which combines the means and sums of
+  // squares of the parts.
+  template <int SIZE, class Join = NoJoin>
   DEVICE void normalize(Join join = {}) {
     constexpr int LANES = SIZE % 128 == 0 ? 32 : SIZE / 4, OF_LANE = WHOLE && SIZE % 128 == 0 ? SIZE / 128 : 1;
     static_assert((LANES & (LANES - 1)) == 0 && LANES <= 32);
@@ -59,7 +61,7 @@ struct RowOf {
       float sum = 0, squares = 0, count = 4 * OF_LANE;
       auto each_four = [&](auto f) {
 #pragma unroll
-        for (int i = 0; i < OF_LANE; i++) f(of[first + i]);
+        for (int i = 0; i < OF_LANE; i++) f(values[first + i]);
       };
       each_four([&](float (&v)[4]) { sum += (v[0] + v[1]) + (v[2] + v[3]); });
       float mean = sum / count;
@@ -68,7 +70,7 @@ struct RowOf {
         squares += (d[0] * d[0] + d[1] * d[1]) + (d[2] * d[2] + d[3] * d[3]);
       });
 #pragma unroll
-      for (int other = 1; other < LANES; other *= 2) {  // Chan, Golub and LeVeque's sums of squares of two parts
+      for (int other = 1; other < LANES; other *= 2) {  // sums of squares of two parts by Chan, Golub and LeVeque
         const float difference = __shfl_xor_sync(0xffffffffu, mean, other) - mean;
         squares += __shfl_xor_sync(0xffffffffu, squares, other) + difference * difference * (0.5f * count);
         mean += 0.5f * difference, count *= 2;
@@ -85,19 +87,19 @@ struct RowOf {
 #pragma unroll
     for (int i = 0; i < LOADS; i++)
 #pragma unroll
-      for (int k = 0; k < 4; k++) of[i][k] *= other.of[i][k];
+      for (int k = 0; k < 4; k++) values[i][k] *= other.values[i][k];
   }
   DEVICE void round() {
 #pragma unroll
     for (int i = 0; i < LOADS; i++)
 #pragma unroll
-      for (int k = 0; k < 4; k++) of[i][k] = float(scalar(of[i][k]));
+      for (int k = 0; k < 4; k++) values[i][k] = float(scalar(values[i][k]));
   }
   DEVICE void add(RowOf& other) {
 #pragma unroll
     for (int i = 0; i < LOADS; i++)
 #pragma unroll
-      for (int k = 0; k < 4; k++) of[i][k] += other.of[i][k];
+      for (int k = 0; k < 4; k++) values[i][k] += other.values[i][k];
   }
 };
 using Row = RowOf<true>;

@@ -1,33 +1,37 @@
-// One token of each of few sequences through a language model of residual recurrent blocks, in one cooperative launch.
+// One token of each of a few sequences through a language model of residual recurrent blocks, in one cooperative
+// launch.
 //
-// The residual blocks, x + norm(h) and x + down(gelu(up(norm(x)))), are three phases, whose results the blocks of the grid
-// exchange: h, from gates and cell; the hidden layer of the MLP; the residual stream x. A block computes tiles of eight rows of
-// each matrix, for all sequences, and in the first phase all gates of eight units. Every block reads the whole residual stream
-// and computes norms of it by itself: that is less than another exchange takes.
+// A residual block, x + norm(h) and x + down(gelu(up(norm(x)))), has three phases, whose results the thread blocks
+// exchange: h, from gates and cell; the hidden layer of the MLP; and the residual stream x. A thread block computes
+// tiles of eight rows of each matrix for all sequences; in the first phase, all gates of eight units. Every thread
+// block reads the whole residual stream and computes its norms itself, which takes less time than another exchange.
 #pragma once
 #include "decoding/kernels/phases.cuh"
 
-// Slices of the hidden layer that are loaded at once: as many as registers hold.
+// Slices of the hidden layer that are loaded at once: as many as fit into registers.
 constexpr int SLICES_AT_ONCE = WARP_VECTORS <= 3 ? SLICES < 4 ? SLICES : 4 : SLICES < 2 ? 1 : 2;
 
 struct Shared : Products {
-  float sums[WARPS][SEQS][TILES][8];       // of tile k of a sequence at place(k, sequence)
+  float sums[WARPS][SEQS][TILES][8];       // the sum of tile k for a sequence is at place(k, sequence)
   float stream[SEQS][WIDTH];               // the residual stream
-  float residual[SEQS][OUTPUT_TILES * 8];  // of the rows of `down` that the block computes
+  float residual[SEQS][OUTPUT_TILES * 8];  // the residual stream at the rows of `down` that this block computes
   scalar operand[SEQS * OPERAND_STRIDE];
   float2 moments[2][WARPS];  // see Join
-  // So that a warp reads sums of four tiles, and writes those of eight sequences, from all banks.
+  // A permutation of tiles such that a warp reads the sums of four tiles, and writes those of eight sequences, without
+  // bank conflicts.
   DEVICE static int place(int tile, int sequence) { return tile ^ sequence & 3; }
 };
 static_assert(sizeof(Shared) == SHARED_BYTES_EXPECTED, "decoding/tiling.py counts shared memory differently");
 
 DEVICE int warp_sequence() { return threadIdx.x / 32; }
 
+// Stores this warp's partial sums of a tile.
 DEVICE void store_sums(Shared& shared, int tile, const Sums& c) {
   const int sequence = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
   float* to = &shared.sums[threadIdx.x / 32][sequence][shared.place(tile, sequence)][column];
   *reinterpret_cast<float2*>(to) = make_float2(c[0][0][0], c[0][0][1]);
 }
+// Returns the sum over all warps, for a row of a tile and this warp's sequence. They must have synchronised.
 DEVICE float sum_of_warps(const Shared& shared, int tile, int row) {
   float sum = 0;
 #pragma unroll
@@ -35,25 +39,26 @@ DEVICE float sum_of_warps(const Shared& shared, int tile, int row) {
   return sum;
 }
 
-// Multiplies the operand by this block's tiles of a matrix of ROWS rows, with `scales`, and calls f(row, sum) for each result of the
-// warp's sequence, if there is one; f, which all lanes call, has to leave out rows beyond the matrix.
+// Multiplies the operand by this block's tiles of a matrix of ROWS rows, applies `scales`, and calls f(row, sum) for
+// each result of the warp's sequence, if there is one. All lanes call f, which must ignore rows beyond the matrix.
 template <int ROWS, class F>
 DEVICE void multiply_rows(Shared& shared, Weights& weights, const Operand& operand, const float* scales, i64 B, F f) {
   for_tiles<(ROWS + 7) / 8, GRID>(blockIdx.x, [&](auto tiles, int first) {
     Sums c[tiles] = {};
-    const Scales<tiles> of_rows(scales, first * 8, GRID * 8, ROWS);
+    const Scales<tiles> row_scales(scales, first * 8, GRID * 8, ROWS);
     weights.multiply<tiles>([&](auto k) -> Sums& { return c[k]; }, [&](int, int i) -> const Vectors& { return operand[i]; }, VECTORS);
-    if (first >= TILES * GRID) sync();  // all threads have read the previous sums
+    if (first >= TILES * GRID) sync_consumers();  // all threads have read the previous sums
 #pragma unroll
-    for (int k = 0; k < tiles; k++) of_rows.apply(c[k], k), store_sums(shared, k, c[k]);
-    sync();
+    for (int k = 0; k < tiles; k++) row_scales.apply(c[k], k), store_sums(shared, k, c[k]);
+    sync_consumers();
     if (warp_sequence() >= B) return;
     for (int i = threadIdx.x % 32; i < (tiles * 8 + 31) / 32 * 32; i += 32)
       f(i < tiles * 8 ? (first + i / 8 * GRID) * 8 + i % 8 : ROWS, sum_of_warps(shared, i / 8, i % 8));
   });
 }
 
-// residual and hidden_state [B, WIDTH] and hidden [B, HIDDEN] are written by some blocks and read by others.
+// A decoding step. residual and hidden_state [B, WIDTH] and hidden [B, HIDDEN] are written by some blocks and read by
+// others.
 struct Step {
   Shared& shared;
   const Model& model;
@@ -61,29 +66,32 @@ struct Step {
   CountingBarrier& grid;
   const Params params;
   const int unit_tiles;  // of this block
-  const u32 earlier;     // residual blocks of earlier launches
+  const u32 earlier;     // number of residual blocks that earlier launches ran
 
+  // Returns the mark of a residual block's results.
   DEVICE u32 mark(int block) const { return earlier + block + 1 & 1; }
 
-  // Calls f(row, sequence, valid), row an empty Row or Part: what the warp normalizes.
+  // Calls f(row, sequence, valid), where `row` is an empty Row or Part: what the warp normalises.
   template <class F>
   DEVICE void with_row(F f) const {
     if (params.B == 1) f(Part(), 0, true);
     else f(Row(), warp_sequence(), warp_sequence() < params.B);
   }
-  // The residual stream before a block.
+  // Loads the residual stream before a residual block.
   template <class R>
   DEVICE void load_stream(R& row, int block, int sequence) const {
     if (block == 0) row.load(params.embedding + params.tokens[sequence] * WIDTH);
     else load_marked(row, params.residual + sequence * WIDTH, mark(block - 1));
   }
+  // Sets the operand to the rows that the warps have stored in shared memory; synchronises first.
   DEVICE void load_normalized(Operand& operand) const {
-    sync();
+    sync_consumers();
     load_operand(operand, VECTORS, params.B, [&](int sequence, int at) {
       return *reinterpret_cast<const uint4*>(&shared.operand[sequence * OPERAND_STRIDE + at]);
     });
   }
-  // Normalizes the residual stream before a block, as the operand of its first matrix.
+  // Waits for the residual stream before a residual block, and normalises it as the operand of the block's first
+  // matrix.
   DEVICE void begin(Operand& operand, int block, const scalar* norm) {
     with_row([&](auto row, int sequence, bool valid) {
       auto weight = row;
@@ -99,18 +107,18 @@ struct Step {
     load_normalized(operand);
   }
 
-  // First phase: gates and cell of this block's units.
+  // First phase: gates and cells of this block's units.
   DEVICE void compute_h(int block) {
     if (unit_tiles == 0) return grid.pass(UNIT_BLOCKS * (1 + HEAD_EXCHANGES));
     Operand operand;
 #pragma unroll 1
     for (int i = 0; i < unit_tiles; i++) {
-      if (i > 0) sync();
+      if (i > 0) sync_consumers();
       compute_h_of(i, block, operand);
     }
     grid.arrive_marked(UNIT_BLOCKS);
   }
-  // Of a tile of units; the first one sets the operand for all.
+  // Computes tile number i of the units. The first one sets the operand for all.
   DEVICE void compute_h_of(int i, int block, Operand& operand) {
     const int lane = threadIdx.x % 32, unit0 = (first_unit_tile() + i * GRID) * 8, unit = unit0 + lane % 8;
     float* state = model.at<float>(block, STATE);
@@ -124,14 +132,14 @@ struct Step {
     for (int j = 0; j < GATES; j++) b[j] = float(bias[j * WIDTH + unit]);
     const Scales<GI> scales(model.at<const float>(block, GATE_SCALE), unit0, WIDTH, GI * WIDTH);
     Sums c[STORED] = {};
-    add_recurrent(weights, state, unit0, params.B, c);  // before the residual stream arrives
+    add_recurrent(weights, state, unit0, params.B, c);  // before the residual stream has arrived
     if (i == 0) begin(operand, block, model.at(block, MIXER_NORM));
     add_input(weights, scales, [&](int, int i) -> const Vectors& { return operand[i]; }, c);
 #pragma unroll
     for (int j = 0; j < STORED; j++) store_sums(shared, j, c[j]);
-    sync();
+    sync_consumers();
     if (!REDUCES && sequence >= params.B) return;
-    // Lane 8 j + r sums product j of unit r; then all lanes of a unit compute the cell.
+    // Lane 8j + r sums product j of unit r; then, all lanes of a unit compute its cell.
     float sums[TILES / 4], g[GATES][1], fresh[STATES][1];
 #pragma unroll
     for (int j = 0; j < TILES; j += 4) sums[j / 4] = sum_of_warps(shared, j + lane / 8, lane % 8);
@@ -194,10 +202,10 @@ struct Step {
       for (int k = 1; k < SLICES_AT_ONCE; k++)
 #pragma unroll
         for (int r = 0; r < 4; r++) c[0][0][0][r] += c[k][0][0][r];
-      sync();  // all threads have read the previous sums
+      sync_consumers();  // all threads have read the previous sums
       scales.apply(c[0], 0);
       store_sums(shared, 0, c[0]);
-      sync();
+      sync_consumers();
       const int lane = threadIdx.x % 32, sequence = warp_sequence();
       if (lane >= 8 || sequence >= params.B) continue;
       const float sum = shared.residual[sequence][place * 8 + lane] + sum_of_warps(shared, 0, lane);
@@ -205,10 +213,10 @@ struct Step {
     }
     grid.arrive_marked(UNIT_BLOCKS);
   }
-  // Loads slices of the hidden layer from `first` on. Lanes without numbers load those of others.
+  // Loads slices of the hidden layer, from `first` on. Lanes that hold no numbers load those of others.
   DEVICE void load_slices(Operand (&slices)[SLICES_AT_ONCE], int first, u32 mark) const {
     const int sequence = threadIdx.x % 32 / 4;
-    auto vector = [](int k) { return k % WARP_VECTORS * PARTS + part(); };
+    auto vector = [](int k) { return k % WARP_VECTORS * K_SLICES + k_slice(); };
     uint4 words[SLICES_AT_ONCE * WARP_VECTORS];
     load_marked<false>(words, mark, [&](int k) {
       const int at = min(first + k / WARP_VECTORS, SLICES - 1) * WIDTH + min(vector(k), VECTORS - 1) * VECTOR;
@@ -216,15 +224,15 @@ struct Step {
     });
 #pragma unroll
     for (int k = 0; k < SLICES_AT_ONCE * WARP_VECTORS; k++) {
-      auto& of = slices[k / WARP_VECTORS][k % WARP_VECTORS].of[0];
-      of[0] = sequence < params.B && vector(k) < VECTORS ? words[k] : make_uint4(0, 0, 0, 0), of[1] = make_uint4(0, 0, 0, 0);
+      auto& values = slices[k / WARP_VECTORS][k % WARP_VECTORS].values[0];
+      values[0] = sequence < params.B && vector(k) < VECTORS ? words[k] : make_uint4(0, 0, 0, 0), values[1] = make_uint4(0, 0, 0, 0);
     }
   }
 };
 
-// Params: types and shapes are in step.py. tokens, at most SEQS of them -> logits and chosen tokens, as `Choice` has them.
-// table: as in `Model`. residual, hidden_state and hidden: as in `Step`. The first two counters are zero before and
-// after, the third one is `Step.earlier`.
+// Params: types and shapes are in step.py. tokens (at most SEQS) -> logits and chosen tokens (see `Choice`). table: see
+// `Model`. residual, hidden_state and hidden: see `Step`. The first two counters are zero before and after; the third
+// is `Step.earlier`.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
 flashrnn_step(PARAMETERS) {
   extern __shared__ __align__(16) Shared shared_memory[];
@@ -232,8 +240,8 @@ flashrnn_step(PARAMETERS) {
   const Params params{PARAMETER_NAMES};
   begin(shared, params.table);
   const Model model{params.base, shared.table};
-  if (is_copying()) {
-    if (threadIdx.x < THREADS + 8) Copies(model, params.head, shared.chunks, shared.slots).run();
+  if (is_producer()) {
+    if (threadIdx.x < THREADS + 8) WeightProducer(model, params.head, shared.chunks, shared.slots).run();
     return;
   }
   Weights weights(shared.chunks, shared.slots);

@@ -1,27 +1,28 @@
-// The weights that a block of threads multiplies at a step, in the order in which it does: a stream of chunks through shared
-// memory, SLOTS ahead of the products.
+// The weights that a thread block multiplies in a step, in the order in which it does: a stream of chunks through SLOTS
+// slots of shared memory, ahead of the products.
 //
-// A chunk is a tile of eight rows of a matrix and at most WIDTH numbers of each. Weights depend on no other block, so the stream
-// goes on while a block waits for others. A warp of its own copies them, because it issues bulk copies one after the other, which
-// takes about 500 cycles for the rows of a chunk.
+// A chunk is a tile of eight rows of a matrix with at most WIDTH numbers each. Weights do not depend on other blocks,
+// so the stream goes on while a block waits for others. A producer warp copies them: it issues the bulk copies of a
+// chunk's rows one after the other, which takes about 500 cycles.
 #pragma once
 #include "decoding/kernels/rows.cuh"
 #include "kernels/cluster.cuh"
 #include "kernels/vectors.cuh"
 
-constexpr int THREADS = 32 * WARPS;  // that multiply; a warp of one more warpgroup copies
+constexpr int THREADS = 32 * WARPS;  // threads that multiply; one more warpgroup has the warp that copies
 constexpr int ALL_THREADS = THREADS + 128;
 constexpr int LANE = 16 / BYTES;  // numbers that a lane loads at once
 constexpr int VECTORS = WIDTH / VECTOR;
-// A warp multiplies vectors part, part + PARTS, ... of each row: for few sequences by all of them, for many by a tile of 16.
+// A warp multiplies vectors k_slice(), k_slice() + K_SLICES, ... of each row: for few sequences by all of them, for
+// many by a tile of 16.
 constexpr int SEQ_TILES = (SEQS + 15) / 16;
-constexpr int PARTS = WARPS / SEQ_TILES;
-constexpr int WARP_VECTORS = (VECTORS + PARTS - 1) / PARTS;
+constexpr int K_SLICES = WARPS / SEQ_TILES;
+constexpr int WARP_VECTORS = (VECTORS + K_SLICES - 1) / K_SLICES;
 constexpr int UNIT_TILES = WIDTH / 8;
 constexpr int HIDDEN_TILES = HIDDEN / 8;
 constexpr int CLASS_TILES = (CLASSES + 7) / 8;
-constexpr int SLICES = HIDDEN / WIDTH;  // chunks of a tile of the matrix from HIDDEN to WIDTH
-// With INT8, the weights of linear layers, and not R, are int8: a row is a scale times these.
+constexpr int SLICES = HIDDEN / WIDTH;  // chunks of a tile of the matrix `down`
+// INT8: the weights of linear layers (not R) are int8, and each row has a scale.
 template <bool, int>
 struct WeightOf { using type = scalar; using Words = uint4; };
 template <>
@@ -29,40 +30,44 @@ struct WeightOf<true, 2> { using type = signed char; using Words = uint2; };
 template <>
 struct WeightOf<true, 4> { using type = signed char; using Words = u32; };
 using weight = WeightOf<INT8, BYTES>::type;
-using Words = WeightOf<INT8, BYTES>::Words;  // what a lane loads at once
-// Bytes between rows of a slot, so that lanes of several rows, 16 bytes each, or fewer with INT8, read from all banks.
+using Words = WeightOf<INT8, BYTES>::Words;  // loaded by a lane at once
+// Bytes between the rows of a slot, such that the lanes read from all banks.
 constexpr int WEIGHT_STRIDE = WIDTH * sizeof(weight) + 4 * sizeof(Words), RECURRENT_STRIDE = D * BYTES + 64;
 constexpr int SLOT_BYTES = 8 * (WEIGHT_STRIDE > RECURRENT_STRIDE ? WEIGHT_STRIDE : RECURRENT_STRIDE);
 static_assert(D % VECTOR == 0 && HIDDEN % WIDTH == 0 && WARPS == 8);
 
-// The columns of the table of addresses: tensors of a residual block, as bytes from one address.
+// The columns of the table of addresses: the tensors of a residual block, as offsets in bytes from `base`.
 enum Entry { MIXER_NORM, GATE_WEIGHT, RECURRENT_WEIGHT, BIAS, HEAD_NORM, MLP_NORM, UP, DOWN, STATE, GATE_SCALE, UP_SCALE, DOWN_SCALE, ENTRIES };
 
+// A compile-time integer that is passed as an argument.
 template <int K>
 struct Number {
   static constexpr int VALUE = K;
   DEVICE constexpr operator int() const { return K; }
 };
-// Calls f(Number<0>()), f(Number<1>()), ..., K times.
+// Calls f(Number<0>()), ..., f(Number<K - 1>()).
 template <int K, class F>
 DEVICE void each(F f) {
   if constexpr (K > 0) each<K - 1>(f), f(Number<K - 1>());
 }
 
+// The tensors of the model.
 struct Model {
   const char* base;
   const i64* table;  // [BLOCKS, ENTRIES], in shared memory
+  // Returns the address of a tensor of a residual block.
   template <class T = const scalar>
   DEVICE T* at(int block, Entry entry) const {
     return reinterpret_cast<T*>(const_cast<char*>(base) + table[block * ENTRIES + entry]);
   }
 };
 
-// The tiles that this block multiplies, of `tiles`, are first, first + step, ...: how many there are.
+// Returns how many of the `tiles` tiles this block multiplies: first, first + step, ...
 DEVICE int tiles_from(int first, int tiles, int step = GRID) { return first < tiles ? (tiles - 1 - first) / step + 1 : 0; }
 DEVICE int first_unit_tile() { return blockIdx.x; }
-// Of the matrix from HIDDEN to WIDTH, a block multiplies its tiles with all slices of the hidden layer; the last blocks, which
-// have no tile of units, begin. With MANY sequences it reads one slice, and has tiles of its group of SLICES blocks.
+// A block multiplies its tiles of the matrix `down` (HIDDEN to WIDTH) with all slices of the hidden layer. The last
+// blocks, which have no tile of units, come first. With MANY sequences, a block reads one slice, and shares tiles with
+// its group of SLICES blocks.
 constexpr int OUTPUT_STEP = MANY ? GRID / SLICES : GRID;
 constexpr int OUTPUT_SLICES = MANY ? 1 : SLICES;
 DEVICE int output_slice() { return MANY ? blockIdx.x % SLICES : 0; }
@@ -71,28 +76,28 @@ DEVICE int first_output_tile() {
   return GRID - 1 - blockIdx.x;
 }
 
-struct Vectors {  // the lane's part of a vector of each sequence of a tile
-  uint4 of[1][2];
+struct Vectors {  // the lane's part of a vector, for each sequence of a tile
+  uint4 values[1][2];
 };
-using Operand = Vectors[WARP_VECTORS];  // of a product: the vectors of the warp
+using Operand = Vectors[WARP_VECTORS];  // of a product: the vectors of a warp
 using Sums = float[1][1][4];            // of a warp: a tile of rows by a tile of sequences
 
-DEVICE int part() { return threadIdx.x / 32 % PARTS; }
-DEVICE int seq_tile() { return threadIdx.x / 32 / PARTS; }
+DEVICE int k_slice() { return threadIdx.x / 32 % K_SLICES; }
+DEVICE int seq_tile() { return threadIdx.x / 32 / K_SLICES; }
 
-// Meets all threads that multiply.
-DEVICE void sync() { named_barrier<THREADS>(1); }
+// Synchronises all threads that multiply.
+DEVICE void sync_consumers() { named_barrier<THREADS>(1); }
 
-// Barriers in shared memory for each slot: its chunk is there; all warps have read it.
+// Full and empty mbarriers of each slot: its chunk has arrived; all warps have read it.
 struct alignas(8) Slots {
-  u64 filled[SLOTS], emptied[SLOTS];
+  u64 full[SLOTS], empty[SLOTS];
   // Called by one thread.
   DEVICE void init() {
-    for (int i = 0; i < SLOTS; i++) barrier_init(shared_address(filled + i)), barrier_init<WARPS>(shared_address(emptied + i));
+    for (int i = 0; i < SLOTS; i++) barrier_init(shared_address(full + i)), barrier_init<WARPS>(shared_address(empty + i));
   }
 };
-// The next slot of a warp that walks through all of them.
-struct Turn {
+// The position of a warp in the ring of slots, and the parity of its mbarriers there.
+struct PipelineState {
   int slot = 0;
   u32 parity = 0;
   DEVICE void next() {
@@ -100,17 +105,18 @@ struct Turn {
   }
 };
 
-// Copies all chunks of this block: eight lanes, a row each. A lane without a row does not wait for that chunk, which is the last
-// one: it could be late by two phases of a barrier, and would wait for one that is over.
-struct Copies {
+// The producer: copies all chunks of this block, by eight lanes with one row each. A lane without a row skips a chunk,
+// which can only be the last one: otherwise it could fall behind by two phases of a barrier, and wait for one that is
+// over.
+struct WeightProducer {
   const Model& model;
   const weight* head;
-  u32 chunks, filled, emptied;  // addresses
-  Turn turn;
+  u32 chunks, full, empty;  // shared-memory addresses
+  PipelineState pipe;
 
-  DEVICE Copies(const Model& model, const weight* head, void* chunks, Slots& slots)
-      : model(model), head(head), chunks(shared_address(chunks)), filled(shared_address(slots.filled)),
-        emptied(shared_address(slots.emptied)) {}
+  DEVICE WeightProducer(const Model& model, const weight* head, void* chunks, Slots& slots)
+      : model(model), head(head), chunks(shared_address(chunks)), full(shared_address(slots.full)),
+        empty(shared_address(slots.empty)) {}
   DEVICE void run() {
     const int unit_chunks = tiles_from(first_unit_tile(), UNIT_TILES) * (GR + GI);
     const int up_chunks = unit_chunks + tiles_from(blockIdx.x, HIDDEN_TILES);
@@ -123,6 +129,7 @@ struct Copies {
     for (int tile = blockIdx.x; tile < CLASS_TILES; tile += GRID)
       copy(head + i64(tile) * 8 * WIDTH, WIDTH, WIDTH, min(8, CLASSES - tile * 8));
   }
+  // Copies chunk number i of a residual block.
   DEVICE void copy_of_block(int block, int i, int unit_chunks, int up_chunks) {
     if (i < unit_chunks) {
       const int unit = (first_unit_tile() + i / (GR + GI) * GRID) * 8, gate = i % (GR + GI);
@@ -137,23 +144,25 @@ struct Copies {
       copy(model.at<const weight>(block, DOWN) + i64(tile) * 8 * HIDDEN + slice * WIDTH, HIDDEN, WIDTH, 8);
     }
   }
-  // Copies `numbers` numbers of each of `rows` rows from `first`, to rows with so many bytes between them.
+  // Copies `numbers` numbers of each of `rows` rows, from `first` on and `stride` apart, to rows that are slot_stride
+  // bytes apart.
   template <class W>
   DEVICE void copy(const W* first, int stride, int numbers, int rows, int slot_stride = WEIGHT_STRIDE) {
     const int row = threadIdx.x % 32;
     if (row >= rows) return;
-    barrier_wait(emptied + 8 * turn.slot, turn.parity ^ 1);
-    const u32 barrier = filled + 8 * turn.slot;
+    barrier_wait(empty + 8 * pipe.slot, pipe.parity ^ 1);
+    const u32 barrier = full + 8 * pipe.slot;
     if (row == 0) barrier_expect(barrier, rows * numbers * sizeof(W));
-    copy_bulk(chunks + turn.slot * SLOT_BYTES + row * slot_stride, first + i64(row) * stride, numbers * sizeof(W), barrier);
-    turn.next();
+    copy_bulk(chunks + pipe.slot * SLOT_BYTES + row * slot_stride, first + i64(row) * stride, numbers * sizeof(W), barrier);
+    pipe.next();
   }
 };
 
+// Converts weights to scalars.
 DEVICE uint4 widened(uint4 words) { return words; }
-// Four int8 as floats.
+// Converts four int8 to float.
 DEVICE float4 floats(u32 word) {
-  word ^= 0x80808080u;  // plus 128
+  word ^= 0x80808080u;  // adds 128
   auto number = [&](int k) { return __uint_as_float(0x4b000000u | word >> 8 * k & 0xff) - (8388608.0f + 128); };
   return make_float4(number(0), number(1), number(2), number(3));
 }
@@ -166,54 +175,56 @@ DEVICE uint4 widened(uint2 words) {
   return make_uint4(pack(low.x, low.y), pack(low.z, low.w), pack(high.x, high.y), pack(high.z, high.w));
 }
 
-// The chunks, as a warp that multiplies them sees them.
+// The chunks from the view of a consumer, a warp that multiplies them.
 struct Weights {
-  u32 chunks, filled, emptied;  // addresses
-  Turn turn;
+  u32 chunks, full, empty;  // shared-memory addresses
+  PipelineState pipe;
 
   DEVICE Weights(void* chunks, Slots& slots)
-      : chunks(shared_address(chunks)), filled(shared_address(slots.filled)), emptied(shared_address(slots.emptied)) {}
+      : chunks(shared_address(chunks)), full(shared_address(slots.full)), empty(shared_address(slots.empty)) {}
 
-  // Adds to sums(k) the product of vectors operand(k, i), `vectors` in all warps, and the next chunk number k, for K chunks or
-  // `count`, if that is less. W: what a lane loads at once; STRIDE: bytes between the rows of a chunk.
+  // Adds to sums(k) the product of the next chunk number k and the vectors operand(k, i), for K chunks, or for `count`
+  // if that is less. All warps together multiply `vectors` vectors. W: what a lane loads at once; STRIDE: bytes between
+  // the rows of a chunk.
   template <int K, class W = Words, int STRIDE = WEIGHT_STRIDE, class S, class O>
   DEVICE void multiply(S sums, O operand, int vectors, int count = K) {
-    // Of AT_ONCE chunks vectors are loaded before any is multiplied, so that products of several chunks are under way.
+    // The vectors of AT_ONCE chunks are loaded before any is multiplied, so that products of several chunks overlap.
     constexpr int VECTORS_AT_ONCE = WARP_VECTORS <= 4 ? WARP_VECTORS : 4;
     constexpr int AT_ONCE = K * VECTORS_AT_ONCE <= 16 && K <= SLOTS ? K : 1;
     const int lane = threadIdx.x % 32;
     each<K>([&](auto first) {
       if constexpr (first % AT_ONCE == 0) {
-        Turn turns[AT_ONCE];
+        PipelineState pipes[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < WARP_VECTORS; i += VECTORS_AT_ONCE) {
           W rows[AT_ONCE][VECTORS_AT_ONCE];
           each<AT_ONCE>([&](auto k) {
             if (first + k >= count || first + k >= K) return;
             if (i == 0) {
-              turns[k] = turn, turn.next();
-              barrier_wait(filled + 8 * turns[k].slot, turns[k].parity);
+              pipes[k] = pipe, pipe.next();
+              barrier_wait(full + 8 * pipes[k].slot, pipes[k].parity);
             }
-            const u32 from = chunks + turns[k].slot * SLOT_BYTES + lane / 4 * STRIDE + lane % 4 * sizeof(W);
+            const u32 from = chunks + pipes[k].slot * SLOT_BYTES + lane / 4 * STRIDE + lane % 4 * sizeof(W);
 #pragma unroll
             for (int n = 0; n < VECTORS_AT_ONCE; n++)
-              if (int vector = (i + n) * PARTS + part(); i + n < WARP_VECTORS && vector < vectors) load_shared(rows[k][n], from + vector * 4 * sizeof(W));
+              if (int vector = (i + n) * K_SLICES + k_slice(); i + n < WARP_VECTORS && vector < vectors) load_shared(rows[k][n], from + vector * 4 * sizeof(W));
           });
 #pragma unroll
           for (int n = 0; n < VECTORS_AT_ONCE; n++) {
-            if (i + n >= WARP_VECTORS || (i + n) * PARTS + part() >= vectors) break;
+            if (i + n >= WARP_VECTORS || (i + n) * K_SLICES + k_slice() >= vectors) break;
             each<AT_ONCE>([&](auto k) {
               constexpr Number<decltype(first)::VALUE + decltype(k)::VALUE> chunk;
               const uint4 row[1] = {widened(rows[k][n])};
               if constexpr (chunk < K)
-                if (chunk < count) ::multiply(sums(chunk), operand(chunk, i + n).of, row);
+                if (chunk < count) ::multiply(sums(chunk), operand(chunk, i + n).values, row);
             });
           }
         }
-        // Products have waited for what they multiply. A copy is not ordered after loads that have only been issued.
+        // The products have waited for their operands. A bulk copy is not ordered after loads that have only been
+        // issued.
         __syncwarp();
         each<AT_ONCE>([&](auto k) {
-          if (lane == 0 && first + k < count && first + k < K) barrier_arrive(emptied + 8 * turns[k].slot);
+          if (lane == 0 && first + k < count && first + k < K) barrier_arrive(empty + 8 * pipes[k].slot);
         });
       }
     });

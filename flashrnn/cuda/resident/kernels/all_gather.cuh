@@ -1,11 +1,13 @@
-// All-gather of h between the blocks of a group: each sends the h of its units to all of them.
+// All-gather of h between the blocks of a group: each block sends the h of its units to all blocks.
 #pragma once
 #include "resident/kernels/forward_memory.cuh"
 
-constexpr int TILE_VECTORS = 2 * SEQS;  // of 16 bytes: a split of h of a unit tile
-constexpr int SENT_COLUMNS = PACKED ? 4 : SEQS;  // of them, a split of all sequences
+constexpr int TILE_VECTORS = 2 * SEQS;  // 16-byte vectors of one split of a unit tile's h
+constexpr int SENT_COLUMNS = PACKED ? 4 : SEQS;  // columns of one split of all sequences
 
-// Sends h of a unit tile from the send buffer to every block's shared memory, beginning with the next block's.
+// Sends the h of the warp's unit tile from the send buffer to the shared memory of every block, where it completes on
+// that block's mbarriers. Blocks send in the order of ranks, each beginning with its own, so that they do not all send
+// to the same block at once. The threads of the unit tile must have synchronised since they stored h.
 DEVICE void send_h(const char* send_buffer, u32 state, u32 barriers, const ThreadCoord& coord) {
   constexpr int AT_ONCE = TILE_THREADS / TILE_VECTORS;  // blocks
   const u32 vector = coord.tile_thread % TILE_VECTORS, first = coord.tile_thread / TILE_VECTORS, column = vector % SENT_COLUMNS;
@@ -17,21 +19,23 @@ DEVICE void send_h(const char* send_buffer, u32 state, u32 barriers, const Threa
     for (int i = 0; i < BLOCKS; i += AT_ONCE) {
       const u32 distance = i + first, rank = (coord.rank + distance) % BLOCKS;
       const u32 to = state + split * SPLIT_BYTES + (distance * UNIT_TILES * TILE_VECTORS + own) * 16;
-      if (distance < BLOCKS && column % SPREAD == 0 && column / SPREAD < coord.used())
+      if (distance < BLOCKS && column % SPREAD == 0 && column / SPREAD < coord.used_columns())
         send(remote_address(to, rank), value, remote_address(barriers + distance / SEGMENT_BLOCKS * 8, rank));
     }
   }
 }
 
-// The same through global memory: a ring buffer of h of three steps, EMPTY where it has not arrived. A block that has received
-// h of a step from all blocks knows that none of them still reads h of the step before.
+// The same through global memory, for grids: a ring buffer with h of three steps. A word is EMPTY until its h has
+// arrived. A block that has received h of a step from all blocks knows that none of them still reads h of the previous
+// step.
 constexpr int BLOCK_VECTORS = UNITS / 8 * SEQS, HEAD_VECTORS = BLOCKS * BLOCK_VECTORS;  // of one split
 constexpr int RING_VECTORS = 3 * SPLITS * HEAD_VECTORS;
-constexpr int OWN = (SPLITS * BLOCK_VECTORS + THREADS - 1) / THREADS;  // of the block, per thread
+constexpr int OWN = (SPLITS * BLOCK_VECTORS + THREADS - 1) / THREADS;  // vectors of the block that a thread stores
 
+// The ring buffer of this block's group.
 struct Ring {
   uint4* slots;  // [3][SPLITS][HEAD_VECTORS]
-  int own[OWN];  // indices of the block's vectors that this thread stores; negative: none
+  int own[OWN];  // indices of the block's vectors that this thread stores, or negative
   DEVICE Ring(uint4* rings, const ThreadCoord& coord) {
     slots = rings + blockIdx.x / BLOCKS * RING_VECTORS;
 #pragma unroll
@@ -42,19 +46,20 @@ struct Ring {
   }
   DEVICE uint4* slot(int t) const { return slots + t % 3 * (SPLITS * HEAD_VECTORS); }
 
-  // Clears the slot for h of step t, long before it is stored.
+  // Clears the slot of step t, long before h of that step is stored.
   DEVICE void clear(int t) const {
 #pragma unroll
     for (int k = 0; k < OWN; k++)
       if (own[k] >= 0) publish(slot(t) + own[k], make_uint4(EMPTY, EMPTY, EMPTY, EMPTY));
   }
-  // Begins to load a word of each vector of the slot of step t, which `send` of the step before takes: a load from L2 takes long.
+  // Starts to load a word of each of the thread's vectors in the slot of step t, for `send` of step t - 1. Early,
+  // because a load from L2 takes long.
   DEVICE void load_cleared(u32 (&cleared)[OWN], int t) const {
 #pragma unroll
     for (int k = 0; k < OWN; k++)
       if (own[k] >= 0) peek(cleared[k], slot(t) + own[k]);
   }
-  // Stores h of step t, which also tells the other blocks that the slot of the next step is clear.
+  // Stores h of step t, once the slot of step t + 1 is clear: so h also tells the other blocks that it is.
   DEVICE void send(const char* send_buffer, u32 (&cleared)[OWN], int t) const {
 #pragma unroll
     for (int k = 0; k < OWN; k++) {
@@ -72,7 +77,7 @@ struct Ring {
       bool missing[TOGETHER], any = true;
 #pragma unroll
       for (int k = 0; k < TOGETHER; k++) missing[k] = first + k * THREADS < VECTORS;
-      while (any) {  // polls all that is missing at once: that takes as long as polling one
+      while (any) {  // polls all missing vectors at once, which takes as long as polling one
         any = false;
 #pragma unroll
         for (int k = 0; k < TOGETHER; k++)
@@ -89,11 +94,13 @@ struct Ring {
   }
 };
 
+// Initialises the mbarriers of both buffers. The blocks of the cluster must synchronise afterwards.
 DEVICE void init_barriers(u32 barriers) {
   if (threadIdx.x == 0)
     for (int i = 0; i < 2 * SEGMENTS; i++) barrier_init(barriers + i * 8);
 }
+// Sets the number of bytes of h after which the mbarriers of a buffer complete their phase.
 DEVICE void expect_h(u32 barriers, int buffer, const ThreadCoord& coord) {
   if (threadIdx.x == 0)
-    for (int i = 0; i < SEGMENTS; i++) barrier_expect(barriers + (buffer * SEGMENTS + i) * 8, H_BYTES / SEGMENTS / SENT_COLUMNS * coord.used());
+    for (int i = 0; i < SEGMENTS; i++) barrier_expect(barriers + (buffer * SEGMENTS + i) * 8, H_BYTES / SEGMENTS / SENT_COLUMNS * coord.used_columns());
 }

@@ -1,8 +1,8 @@
 // The backward time loop of one head and batch tile. R stays on the chip, transposed.
 //
-// A block computes the gates' gradients dg_t of its units and multiplies them by its rows of R: partial sums of the gradient of
-// h_{t-1} for all units of the head. Several blocks reduce-scatter these (reduce_scatter.cuh). Meanwhile they compute the factors
-// of the cell's gradient, which depend on gates and states alone.
+// A block computes the gradients dg_t of its units' gates and multiplies them by its rows of R. This gives partial sums
+// of the gradient of h_{t-1} for all units of the head, which several blocks reduce-scatter (reduce_scatter.cuh).
+// During the exchange, they compute the factors of the cell's gradient, which depend on gates and states only.
 #pragma once
 #include "resident/kernels/backward_cells.cuh"
 #include "resident/kernels/backward_inputs.cuh"
@@ -10,6 +10,7 @@
 #include "resident/kernels/layers.cuh"
 #include "resident/kernels/reduce_scatter.cuh"
 
+// Loads this warp's tiles of R, transposed: rows are units of h, and the inner axis is the gates of this block's units.
 DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const ThreadCoord& coord) {
   weights.load(fragments, R, coord, [&](int i, int row, int column) {
     int in_chunk = i % (M_CHUNK * K_TILES), m = i / (M_CHUNK * K_TILES) * M_CHUNK + in_chunk % M_CHUNK;
@@ -19,15 +20,16 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
   });
 }
 
+// Clears buffers that are read without having been written.
 DEVICE void clear_operands(char* gates, u32* receive_buffer, float* magnitudes) {
-  for (int i = threadIdx.x; i < GATE_BYTES / 2; i += THREADS)  // both buffers: there is no step after the last one
+  for (int i = threadIdx.x; i < GATE_BYTES / 2; i += THREADS)  // both buffers: nothing follows the last time step
     reinterpret_cast<u32*>(gates)[i] = 0;
-  if (FEWER)  // nobody sends the others
+  if (HAS_UNUSED_COLUMNS)  // the columns that no block sends
     for (int i = threadIdx.x; i < RECEIVE_BYTES / 2; i += THREADS) receive_buffer[i] = 0;
   for (int i = threadIdx.x; i < MAGNITUDE_BYTES / 4; i += THREADS) magnitudes[i] = 0;
 }
 
-// The buffers and barriers of the reduce-scatter.
+// The buffers and mbarriers of the reduce-scatter.
 struct Exchange {
   u32* receive_buffer;
   u32 barriers;
@@ -37,19 +39,20 @@ struct Exchange {
       : receive_buffer(reinterpret_cast<u32*>(shared.exchange)), barriers(shared.barriers), partials(partials), sums(shared.sums) {}
 };
 
-// In one block: multiplies the gates' gradients of step number `step` of the loop by this warp's part of R.
-DEVICE void multiply(float (&c)[1][BATCH_TILES][4], int step, const Weights& weights, const OperandScale& of_gates, const char* gates,
+// With one block per head: multiplies the gradients of the gates of loop step `step` by this warp's part of R. The
+// block must have synchronised since they were stored. With several blocks, this does nothing.
+DEVICE void multiply(float (&c)[1][BATCH_TILES][4], int step, const Weights& weights, const OperandScale& gate_scale, const char* gates,
                      const ThreadCoord& coord) {
   if constexpr (BLOCKS > 1) return;
   Weights::Queue queue;
   weights.start(queue);
   const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES + coord.k_slice * K_TILES * OPERAND_COLUMNS * 32;
   product<1, K_TILES, SPLIT_BYTES>(c, weights, queue, 0, operand, coord);
-  if (SCALED) scale_down(c, weights.scale, of_gates);
+  if (SCALED) scale_down(c, weights.scale, gate_scale);
 }
 
-// Computes the gradient that h of a step gets through R from the step after it, which is number `step` of the loop; `c` is its
-// product in one block.
+// Computes the gradient of h that comes through R from the following time step, which is loop step `step`. With one
+// block, `c` is its product; with several, their partial sums are received here.
 DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const float (&c)[1][BATCH_TILES][4], const Exchange& from,
                                const ThreadCoord& coord) {
   if constexpr (BLOCKS == 1) {
@@ -74,8 +77,8 @@ DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const float (&c)[1
   }
 }
 
-// Multiplies this block's gates' gradients of a step by its rows of R, and sends every block its part.
-DEVICE void scatter_gradient(int step, const Weights& weights, const OperandScale& of_gates, const char* gates, const Exchange& to,
+// Multiplies this block's gradients of gates by its rows of R, and sends every block the sums of that block's units.
+DEVICE void scatter_gradient(int step, const Weights& weights, const OperandScale& gate_scale, const char* gates, const Exchange& to,
                              const ThreadCoord& coord) {
   Weights::Queue queue;
   weights.start(queue);
@@ -85,16 +88,17 @@ DEVICE void scatter_gradient(int step, const Weights& weights, const OperandScal
     const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES, odd = step & 1;
     product<M_CHUNK, K_TILES, SPLIT_BYTES>(c, weights, queue, first * K_TILES, operand, coord);
     if (PACKED) add_splits(c);
-    if (SCALED) scale_down(c, weights.scale, of_gates);
+    if (SCALED) scale_down(c, weights.scale, gate_scale);
     const int tile = coord.warp * M_TILES + first;
     if constexpr (CLUSTERED) send_partials(c, tile, shared_address(to.receive_buffer) + odd * RECEIVE_BYTES, to.barriers + odd * 8, coord);
     else publish_partials(c, tile, to.partials, step, coord);
   }
 }
 
-// SCALED: computes the scales of the block's gradients of recurrent gates. All have synchronised since the step before.
+// SCALED: computes the scales of the block's gradients of recurrent gates. The block must have synchronised since the
+// scales of the previous step were read.
 DEVICE void scale_of_gates(OperandScale& scale, const float (&d_g)[GATES][CELLS], float* magnitudes, const ThreadCoord& coord) {
-  constexpr int FIRST = IN_ROWS ? ROW_LANES / 2 : 16, LAST = IN_ROWS ? 1 : BOTH_UNITS ? 2 : 4;  // bits of lanes of the same sequence
+  constexpr int FIRST = IN_ROWS ? ROW_LANES / 2 : 16, LAST = IN_ROWS ? 1 : BOTH_UNITS ? 2 : 4;  // lane bits within a sequence
   const int contribution = IN_ROWS ? 0 : coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.k_slice % 2 : 0);
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
@@ -117,7 +121,7 @@ DEVICE void scale_of_gates(OperandScale& scale, const float (&d_g)[GATES][CELLS]
   });
 }
 
-// Rounds the gates' gradients, and stores those of recurrent gates as the operand of the product.
+// Rounds the gradients of the gates, and stores those of recurrent gates as the operand of the product.
 DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g)[GATES][CELLS], const OperandScale& scale,
                                 const u32 (&to)[PAIRS], u32 offset, const ThreadCoord& coord) {
 #pragma unroll
@@ -130,7 +134,7 @@ DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g
   }
 }
 
-// The loop: what its steps work on, which are variables of the kernel.
+// The state of the time loop; all members are variables of the kernel.
 struct Loop {
   const Params params;
   const SharedMemory& shared;
@@ -140,22 +144,22 @@ struct Loop {
   const Weights& weights;
   const LaneCells& cells;
   const Resets& resets;
-  const u32 (&gate_operand)[PAIRS];  // where the gradients of the lane's gates go in shared memory
+  const u32 (&gate_operand)[PAIRS];  // shared-memory addresses of the lane's gradients of gates
   CarriedCells& carried;
   StepInputs& inputs;
   AuxGradients& aux_gradients;
   StoredCells (&d_gate)[GATES];
   Results& results;
   const int steps;
-  int stage = 0;  // that has the step's inputs
-  OperandScale scale = {};  // of the operand of the step before
+  int stage = 0;  // of the input ring that holds this step's inputs
+  OperandScale scale = {};  // of the previous step's operand
 
-  // Step number `step` of the loop, which is time step t = steps - 1 - step: the gradient of h from the step after it, the
-  // gradients of its gates, and their product with R for the step before it.
+  // Runs loop step `step`, which is time step t = steps - 1 - step: receives the gradient of h from step t + 1,
+  // computes the gradients of the gates, and multiplies them by R for step t - 1.
   DEVICE void step_backward(int step) {
     const int t = steps - 1 - step;
     const char* tile = shared.inputs + stage * INPUT_BYTES + coord.cell_tile() * (INPUT_BYTES / UNIT_TILES);
-    constexpr bool EARLY = BLOCKS == 1 && !REDUCES;  // whether sums are there before the inputs are read
+    constexpr bool EARLY = BLOCKS == 1 && !REDUCES;  // whether the product is reduced before the inputs are read
     float c[1][BATCH_TILES][4] = {}, sums[CELLS];
     multiply(c, step - 1, weights, scale, shared.operand, coord);
     if constexpr (EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
@@ -180,14 +184,14 @@ struct Loop {
 #pragma unroll
     for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
     copy_wait<STAGES - 2>();
-    if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQUENCES * coord.used());
+    if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQUENCES * coord.used_columns());
     __syncthreads();
     if constexpr (BLOCKS > 1) scatter_gradient(step, weights, scale, shared.operand, exchange, coord);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
 };
 
-// In a grid, clears what this block exchanges with others, who wait for it in wait_for_group.
+// In a grid: clears the workspace through which this block receives data, and arrives at the grid barrier.
 DEVICE void arrive_at_grid(const Exchange& exchange, const UnitReductions& units, const GridBarrier<BLOCKS>& grid_barrier,
                            const ThreadCoord& coord) {
   clear_partials(exchange.partials, coord);
@@ -195,7 +199,7 @@ DEVICE void arrive_at_grid(const Exchange& exchange, const UnitReductions& units
   grid_barrier.arrive();
 }
 
-// Waits until all blocks of the group can receive what others send. In a grid, they have arrived at its barrier before.
+// Waits until all blocks of the group are ready to receive. In a grid, they must have called arrive_at_grid.
 DEVICE void wait_for_group(const SharedMemory& shared, const UnitReductions& units, const GridBarrier<BLOCKS>& grid_barrier) {
   if constexpr (CLUSTERED) {
     if (threadIdx.x == 0) barrier_init(shared.barriers), barrier_init(shared.barriers + 8);
@@ -206,8 +210,8 @@ DEVICE void wait_for_group(const SharedMemory& shared, const UnitReductions& uni
   __syncthreads();
 }
 
-// Runs all steps of the loop, and counts the finished chunks of them in `progress` unless it is null. The last results of a chunk
-// are stored in the step after it.
+// Runs all steps of the loop. Unless `progress` is null, counts the finished chunks there. A chunk is counted one step
+// late, because its last results are stored during the following step.
 template <class Step>
 DEVICE void for_each_step(int steps, u32* progress, Resets& resets, const Step& run) {
   const bool counts_chunks = OVERLAPS && progress;
@@ -215,7 +219,7 @@ DEVICE void for_each_step(int steps, u32* progress, Resets& resets, const Step& 
     end += counts_chunks ? chunk_steps(end, steps - end) : steps;
     const int stop = min(end + 1, steps);
     do {
-      const int until = RESET ? min(stop, step + (steps - 1 - step) % WORD + 1) : stop;  // the steps with the same words
+      const int until = RESET ? min(stop, step + (steps - 1 - step) % WORD + 1) : stop;  // steps with the same words
       do run(step);
       while (++step < until);
       if (RESET && (steps - step) % WORD == 0) resets.move_on(steps - 1 - step - WORD);
@@ -224,7 +228,8 @@ DEVICE void for_each_step(int steps, u32* progress, Resets& resets, const Step& 
   }
 }
 
-// Lets a head that goes through time backwards begin with its last step, where the backward ends.
+// For a head that goes backwards in time: moves all tensors to the row of the last time step, at which the backward
+// ends.
 DEVICE void begin_at_last_step(Params& params) {
   const i64 last_row = (params.T - 1) * params.row_t;
   params.gates += last_row * HEADS * HEAD_NUMBERS, params.d_h += last_row * ROW, params.h += last_row * ROW;
@@ -232,11 +237,11 @@ DEVICE void begin_at_last_step(Params& params) {
   reverse_strides(params);
 }
 
-// Params as of flashrnn_forward, and: first_aux, the initial states as in aux; d_h and, with HAS_D_AUX, d_aux_0 and so on of
-// the other states (null: zero), d_last (null: zero) -> d_x, which with GATES_IN_PIECES, but not GRID, may have the memory of
-// gates; d_u; d_bias [batch tiles, GATES, N, D]; d_initial.
-// With GRID, `workspace` has the partial sums of every group of the launch, and after them the words of their GridBarrier.
-// If `progress` is not null, every block adds one to its word of each finished chunk (chunks.cuh) except the last. Only with OVERLAPS.
+// Params as of flashrnn_forward, and: first_aux, the initial states in the format of aux; d_h; with HAS_D_AUX, d_aux_0,
+// d_aux_1, ... of the other states (null: zero); d_last (null: zero) -> d_x, which may alias `gates` if GATES_IN_PIECES
+// and not GRID; d_u; d_bias [batch tiles, GATES, N, D]; d_initial. With GRID, `workspace` has the partial sums of every
+// group of the launch, followed by the words of their GridBarrier. Unless `progress` is null (OVERLAPS only), every
+// block increments the word of each finished chunk (chunks.cuh) except the last.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_backward(PARAMETERS) {
   if (OVERLAPS) launch_dependents();
@@ -250,7 +255,8 @@ flashrnn_backward(PARAMETERS) {
   UnitReductions units(shared.reductions, grid_barrier.words_of_all + gridDim.x, coord);
   const Exchange exchange(shared, params.workspace + blockIdx.x / BLOCKS * GROUP_PARTIALS);
 
-  // Prologue: R, the gradients of the last states and the first inputs are loaded; then all blocks of the group are ready.
+  // Prologue: load R, the gradients of the last states and the first inputs, then wait until all blocks of the group
+  // are ready.
   if (GRID) arrive_at_grid(exchange, units, grid_barrier, coord);
   Weights weights;
   load_weights(weights, shared.fragments, params.R, coord);
@@ -260,8 +266,8 @@ flashrnn_backward(PARAMETERS) {
   clear_operands(shared.operand, exchange.receive_buffer, shared.magnitudes);
   load_constants(shared.constants, params, coord);
   StepInputs next_inputs(shared_address(shared.inputs) + coord.unit_tile * (INPUT_BYTES / UNIT_TILES), params, coord);
-  Resets of_cells;
-  of_cells.start(params, cells, steps - 1, -WORD);
+  Resets cell_resets;
+  cell_resets.start(params, cells, steps - 1, -WORD);
 #ifdef LAYERS
   await_chunk(params.arrived, 0, params.producers);
 #endif
@@ -276,7 +282,7 @@ flashrnn_backward(PARAMETERS) {
   aux_gradients.load(steps - 1, cells.valid);
   load_after(carried.after, params, cells);
 
-  Loop loop{params,  shared,  coord,       exchange,      units,  weights, cells, of_cells, gate_operand,
+  Loop loop{params,  shared,  coord,       exchange,      units,  weights, cells, cell_resets, gate_operand,
             carried, next_inputs, aux_gradients, d_gate, results, steps};
   auto run = [&](int step) {
     loop.step_backward(step);
@@ -287,11 +293,11 @@ flashrnn_backward(PARAMETERS) {
     for (int step = begin; step < end; step++) run(step);
   });
 #else
-  for_each_step(steps, params.progress, of_cells, run);
+  for_each_step(steps, params.progress, cell_resets, run);
 #endif
 
-  // Epilogue: the last results, the gradients of the initial states and of the biases; no block ends while others may still send
-  // to it.
+  // Epilogue: the last results, the gradients of the initial states and those of the biases. No block exits while
+  // others may still send to it.
   results.store(d_gate, params);
 #ifdef LAYERS
   end_chunks(chunk, steps, params.done, threadIdx.x == 0);

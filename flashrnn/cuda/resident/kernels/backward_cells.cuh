@@ -1,23 +1,23 @@
-// The lane's cells in the backward: the gradients of their states after the loop, a step, and its results.
+// The lane's cells in the backward: initialisation, an element-wise step, and its results.
 #pragma once
 #include "resident/kernels/backward_inputs.cuh"
 #include "resident/kernels/unit_reductions.cuh"
 
-// What a lane carries from step to step of its cells.
+// Values that a lane carries from step to step for its cells.
 struct CarriedCells {
-  float d_state[STATES][CELLS];  // gradients of the states after the step, without what h gets through R
-  float d_b[GATES][CELLS] = {};  // sums of the gates' gradients
-  float after[STATES][CELLS];    // the other states after the step
+  float d_state[STATES][CELLS];  // gradients of the states after the step, without what reaches h through R
+  float d_b[GATES][CELLS] = {};  // sums of the gradients of the gates
+  float after[STATES][CELLS];    // the other states after the step, as far as the cell's gradient needs them
   float first_h[CELLS];          // h before the first step
-  bool carry_next[CELLS];        // d_h of step t + 1 reaches step t
+  bool carry_next[CELLS];        // whether d_h of step t + 1 reaches step t, i.e. there is no reset between them
 };
 
-// Locates the lane's cells, and loads the gradients of their last states and, where the cell's gradient needs it, h before
-// the first step.
+// Sets the coordinates of the lane's cells, and loads the gradients of their last states and, if the cell's gradient
+// uses it, h before the first step.
 DEVICE void load_cells(LaneCells& cells, CarriedCells& carried, const Params& params, const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
-    cells.sequence[q] = coord.of_batch(coord.sequence(q));
+    cells.sequence[q] = coord.batch_index(coord.sequence(q));
     cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.has_sequence(coord.sequence(q));
     carried.carry_next[q] = true;
     cells.element[q] = coord.head * D + coord.unit(q);
@@ -28,7 +28,7 @@ DEVICE void load_cells(LaneCells& cells, CarriedCells& carried, const Params& pa
   }
 }
 
-// Loads the states after the last step of which the backward takes those after every step.
+// Loads the states after the last step, for states whose value after a step enters the step's gradient.
 DEVICE void load_after(float (&after)[STATES][CELLS], const Params& params, const LaneCells& cells) {
   const i64 last_row = (params.T - 1) * params.row_t, rows = params.B * params.T;
 #pragma unroll
@@ -39,22 +39,23 @@ DEVICE void load_after(float (&after)[STATES][CELLS], const Params& params, cons
         after[i][q] = cells.valid[q] ? float(params.aux[((i - 1) * rows + cells.sequence[q] * params.row_b + last_row) * ROW + cells.element[q]]) : 0;
 }
 
-// Computes the gradients of a step's gates, and from those of the states after it those of the states before it. `from_next`
-// returns what h gets through R from the step after it; it is called as late as possible.
+// Computes the gradients of a step's gates, and updates `carried` from the gradients of the states after the step to
+// those before it. from_next returns the gradient of h that comes through R from the following step; it is called as
+// late as possible.
 #if REDUCES
 template <class FromNext>
-DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, const StepCells& of, const AuxGradients& aux_gradients,
+DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, const StepCells& inputs, const AuxGradients& aux_gradients,
                             const FromNext& from_next, const bool (&valid)[CELLS], const UnitReductions& units,
                             const ThreadCoord& coord) {
   bool carry[CELLS];
   float g[GATES][CELLS], s[STATES][CELLS], d_old[STATES][CELLS], a[AFTER > 0 ? AFTER : 1][CELLS];
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
-    carry[q] = !RESET || of.masks[q / PAIR];
+    carry[q] = !RESET || inputs.masks[q / PAIR];
 #pragma unroll
-    for (int i = 0; i < STATES; i++) s[i][q] = carry[q] && (i > 0 || USES_H) ? of.states[i][q] : 0;
+    for (int i = 0; i < STATES; i++) s[i][q] = carry[q] && (i > 0 || USES_H) ? inputs.states[i][q] : 0;
 #pragma unroll
-    for (int j = 0; j < GATES; j++) g[j][q] = of.gate_of(j, q);
+    for (int j = 0; j < GATES; j++) g[j][q] = inputs.gate_of(j, q);
 #pragma unroll
     for (int i = 0; i < STATES; i++)
       if (AFTER_OF[i] >= 0) a[AFTER_OF[i] >= 0 ? AFTER_OF[i] : 0][q] = carried.after[i][q];
@@ -66,28 +67,28 @@ DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, c
     for (int q = 0; q < CELLS; q++) {
 #pragma unroll
       for (int i = 0; i < STATES; i++) d_new[i][q] = carried.d_state[i][q], aux_gradients.add_to(d_new[i][q], i, q);
-      d_new[0][q] += of.d_h[q] + (carried.carry_next[q] ? d_from_next[q] : 0);
+      d_new[0][q] += inputs.d_h[q] + (carried.carry_next[q] ? d_from_next[q] : 0);
     }
   };
   float d_new[STATES][CELLS];
-  cells_backward(g, s, a, of.statistics, d_new, cotangents, d_g, d_old, units);
+  cells_backward(g, s, a, inputs.statistics, d_new, cotangents, d_g, d_old, units);
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
       d_g[j][q] = FINITE || valid[q] ? d_g[j][q] : 0;
-      carried.d_b[j][q % PAIR] += d_g[j][q];  // of all the lane's sequences
+      carried.d_b[j][q % PAIR] += d_g[j][q];  // sums over all of the lane's sequences
     }
 #pragma unroll
     for (int i = 0; i < STATES; i++) carried.d_state[i][q] = (FINITE || valid[q]) && carry[q] ? d_old[i][q] : 0;
 #pragma unroll
-    for (int i = 1; i < STATES; i++) carried.after[i][q] = of.states[i][q];
+    for (int i = 1; i < STATES; i++) carried.after[i][q] = inputs.states[i][q];
     carried.carry_next[q] = carry[q];
   }
 }
 #else
 template <class FromNext>
-DEVICE void step_cells_back(float (&d_g_all)[GATES][CELLS], CarriedCells& carried, const StepCells& of, const AuxGradients& aux_gradients,
+DEVICE void step_cells_back(float (&d_g_all)[GATES][CELLS], CarriedCells& carried, const StepCells& inputs, const AuxGradients& aux_gradients,
                             const FromNext& from_next, const bool (&valid)[CELLS], const UnitReductions&, const ThreadCoord& coord) {
   bool carry[CELLS];
   float factors[CELLS][FACTORS], d_from_next[CELLS];
@@ -95,11 +96,11 @@ DEVICE void step_cells_back(float (&d_g_all)[GATES][CELLS], CarriedCells& carrie
   for (int q = 0; q < CELLS; q++) {
     if (!coord.has_cells()) break;
     float g[GATES], s[STATES];
-    carry[q] = !RESET || of.masks[q / PAIR];
+    carry[q] = !RESET || inputs.masks[q / PAIR];
 #pragma unroll
-    for (int i = 0; i < STATES; i++) s[i] = carry[q] && (i > 0 || USES_H) ? of.states[i][q] : 0;
+    for (int i = 0; i < STATES; i++) s[i] = carry[q] && (i > 0 || USES_H) ? inputs.states[i][q] : 0;
 #pragma unroll
-    for (int j = 0; j < GATES; j++) g[j] = of.gate_of(j, q);
+    for (int j = 0; j < GATES; j++) g[j] = inputs.gate_of(j, q);
     cell_factors(g, s, factors[q]);
   }
   from_next(d_from_next);
@@ -109,7 +110,7 @@ DEVICE void step_cells_back(float (&d_g_all)[GATES][CELLS], CarriedCells& carrie
     float d_new[STATES], d_g[GATES], d_old[STATES];
 #pragma unroll
     for (int i = 0; i < STATES; i++) d_new[i] = carried.d_state[i][q], aux_gradients.add_to(d_new[i], i, q);
-    d_new[0] += of.d_h[q] + (carried.carry_next[q] ? d_from_next[q] : 0);
+    d_new[0] += inputs.d_h[q] + (carried.carry_next[q] ? d_from_next[q] : 0);
     cell_backward(factors[q], d_new, d_g, d_old);
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
@@ -123,7 +124,7 @@ DEVICE void step_cells_back(float (&d_g_all)[GATES][CELLS], CarriedCells& carrie
 }
 #endif
 
-// Results of a step. They are stored after the next step has begun its product.
+// The results of a step, which are stored during the following step, after its product has started.
 struct Results {
   scalar *x_to[PAIRS], *u_to[PAIRS];
   bool to_store[CELLS] = {};  // none before the first step
@@ -146,12 +147,13 @@ struct Results {
   }
 };
 
-// Sums the gradients of the biases over this tile's sequences, which are in the four lanes of a quad and, with K_SLICES > 1, in
-// several warps; IN_ROWS they are in several rows of lanes.
+// Sums the gradients of the biases over the sequences of the batch tile. These are in the four lanes of a quad and,
+// with K_SLICES > 1, in several warps; IN_ROWS, in several rows of lanes. All threads call this; `totals` may overlap
+// the inputs and operands, so it synchronises first.
 constexpr int BIAS_PARTS = IN_ROWS ? ROWS_AT_ONCE : CELL_SLICES;
 static_assert(BIAS_PARTS * GATES * UNITS * 4 <= SharedMemory::SIZE);
 DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* totals, const ThreadCoord& coord) {
-  if (BLOCKS == 1) copy_wait<0>();  // `totals` may be where zeros for steps before the first are still copied to
+  if (BLOCKS == 1) copy_wait<0>();  // copies of zeros, for steps before the first, may still be writing to `totals`
   __syncthreads();
 #pragma unroll
   for (int j = 0; j < GATES; j++)
@@ -179,7 +181,7 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
   }
 }
 
-// Stores the gradients of the initial states, after adding to that of h what it gets through R from the first step.
+// Stores the gradients of the initial states; that of h includes d_first, which comes through R from the first step.
 DEVICE void store_d_initial(const Params& params, CarriedCells& carried, const float (&d_first)[CELLS], const LaneCells& cells) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) carried.d_state[0][q] += carried.carry_next[q] ? d_first[q] : 0;

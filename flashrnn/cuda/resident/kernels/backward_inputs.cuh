@@ -1,27 +1,28 @@
-// What a step of the backward reads: gates, states and the gradients of the step's results, copied to shared memory or registers
-// before the step begins.
+// The inputs of a backward step: gates, states and the gradients of the step's results. They are copied to shared
+// memory, or loaded into registers, before the step begins.
 #pragma once
 #include "kernels/memory.cuh"
 #include "resident/kernels/backward_memory.cuh"
 
-// Return the row of sequence n in the last step, or `back` steps before.
+// Returns the row of sequence n in the step that is `back` steps before the last.
 DEVICE i64 last_row(const Params& params, i64 n, i64 back) { return n * params.row_b + (params.T - 1 - back) * params.row_t; }
 
-// Copies the statistics of every step that the backward needs, to [SEQS in tile_row order][NEEDED_FLOATS] for each unit tile.
+// Copies the statistics that the backward needs, for every step, to [SEQS in tile_row order][NEEDED_FLOATS] of each
+// unit tile.
 struct StatisticsLoader {
-  static constexpr int WIDTH = STATISTIC_ALIGNMENT, OF_SEQUENCE = NEEDED_FLOATS * 4 / WIDTH;  // bytes of a copy, copies
+  static constexpr int WIDTH = STATISTIC_ALIGNMENT, OF_SEQUENCE = NEEDED_FLOATS * 4 / WIDTH;  // bytes per copy, copies
   static constexpr int ALL = SEQS / SPREAD * OF_SEQUENCE, COPIES = (ALL + TILE_THREADS - 1) / TILE_THREADS;
   const char* from[COPIES + 1];
   u32 to[COPIES + 1];
   bool copies[COPIES + 1], valid[COPIES + 1];
-  // first(sequence) points at the gates of the head in the first step.
+  // first(sequence) is the address of the head's gates in the first step.
   template <class First>
   DEVICE void start(u32 tile, const ThreadCoord& coord, First first) {
 #pragma unroll
     for (int i = 0; i < COPIES; i++) {
       const int copy = i * TILE_THREADS + coord.tile_thread, sequence = copy / OF_SEQUENCE % (SEQS / SPREAD) * SPREAD;
       copies[i] = copy < ALL, valid[i] = coord.has_sequence(sequence);
-      const gate* gates = first(valid[i] ? coord.of_batch(sequence) : 0);
+      const gate* gates = first(valid[i] ? coord.batch_index(sequence) : 0);
       from[i] = reinterpret_cast<const char*>(gates + D * STORED) + copy % OF_SEQUENCE * WIDTH;
       to[i] = tile + tile_row(sequence) * NEEDED_FLOATS * 4 + copy % OF_SEQUENCE * WIDTH;
       if (IN_ROWS) asm_fence(to[i]);
@@ -36,11 +37,12 @@ struct StatisticsLoader {
   }
 };
 
-// Copies gates, statistics, d_h, the other states before the step and, where the cell's gradient needs it, h before the step;
-// from the last step to the first.
+// Copies gates, statistics, d_h, the other states before the step and, if the cell's gradient uses it, h before the
+// step; from the last time step to the first.
 //
-// A branch around the copies splits the loop into parts that do not overlap. Without BRANCHES there is none: copies for steps before
-// the first write zeros. Clusters of four, and blocks of more than four unit tiles with all columns, are slower without it.
+// A branch around the copies splits the loop into parts that the compiler does not overlap. Without BRANCHES there is
+// none, and copies for steps before the first write zeros. Clusters of four, and blocks of more than four unit tiles
+// that use all columns, are slower without the branch.
 struct StepInputs {
   static constexpr bool BRANCHES = !IN_ROWS && (BLOCKS > 1 || (UNIT_TILES > 4 && SPREAD == 1));
   const Params params;
@@ -51,16 +53,16 @@ struct StepInputs {
   TileLoader<BYTES, 1, 0> d_h, h;
   using Aux = TileLoader<sizeof(aux_number), 1, 0>;
   Aux aux[STATES];
-  const char* first_aux[STATES][Aux::COPIES];  // those before the first step; without BRANCHES
+  const char* first_aux[STATES][Aux::COPIES];  // the addresses before the first step; used without BRANCHES
   StatisticsLoader statistics;
 
   DEVICE StepInputs(u32 tile, const Params& params, const ThreadCoord& coord)
       : params(params), coord(coord), tile(tile), head(coord.head * D) {
-    auto of_head = [&](i64 n) {
+    auto head_gates = [&](i64 n) {
       return params.gates + last_row(params, n, 0) * HEADS * HEAD_NUMBERS + (GATES_IN_PIECES ? head : coord.head * HEAD_NUMBERS);
     };
-    gates.start(tile, coord, of_head);
-    if constexpr (STATISTICS_NEEDED > 0) statistics.start(tile + STATISTICS_TILE, coord, of_head);
+    gates.start(tile, coord, head_gates);
+    if constexpr (STATISTICS_NEEDED > 0) statistics.start(tile + STATISTICS_TILE, coord, head_gates);
     d_h.start(tile + D_H_TILE, coord, [&](i64 n) { return params.d_h + last_row(params, n, 0) * ROW + head; });
     h.start(tile + H_TILE, coord, [&](i64 n) { return params.h + last_row(params, n, 1) * ROW + head; });
     if constexpr (!BRANCHES) {
@@ -85,13 +87,13 @@ struct StepInputs {
         return head + (first_step ? params.first_aux + (i * params.B + n) * ROW : before);
       });
   }
-  // Loads the first inputs of the loop, those of the last steps.
+  // Starts the copies of the first steps of the loop, i.e. the last time steps, and waits for those of the very first.
   DEVICE void load_first(int steps) {
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) load(steps - 1 - i, i);
     copy_wait<STAGES - 2>();
   }
-  // Starts the copies of step t.
+  // Starts the copies of the inputs of step t into stage `stage`.
   DEVICE void load(int t, int stage) {
     if (!BRANCHES || t >= 0) {
       const bool exists = BRANCHES || t >= 0;
@@ -105,7 +107,7 @@ struct StepInputs {
     }
     copy_commit();
   }
-  // Lets the copies of step t begin at the states before the first step, if they are of that step.
+  // If t is the first time step, redirects the copies of the other states to the initial states.
   DEVICE void to_initial_states(int t) {
     if constexpr (BRANCHES) {
       if (STATES > 1 && t == 0 && params.T > 1) start_aux(true);
@@ -118,18 +120,19 @@ struct StepInputs {
   }
 };
 
-// What a step reads of the lane's cells.
+// The inputs of a step for the lane's cells.
 struct StepCells {
   float gates[PAIRS][PAIR_GATES], constants[CONSTANTS + 1][PAIR];  // constants: biases of gates that are not stored
   float d_h[CELLS], states[STATES][CELLS];                         // states: before the step
   u32 masks[PAIRS];
   NeededCells statistics;
-  // Return gate j of cell q.
+  // Returns gate j of cell q.
   DEVICE float gate_of(int j, int q) const {
     if (STORED_OF[j] >= 0) return gates[q / PAIR][q % PAIR * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)];
     return constants[CONSTANT_OF[j] >= 0 ? CONSTANT_OF[j] : 0][q % PAIR];
   }
-  // Reads what StepInputs has copied, but statistics, and constants.
+  // Reads constants and everything that StepInputs has copied, except statistics. The block must have synchronised
+  // since the copies completed.
   DEVICE void read(const char* tile, const float* shared_constants, const float (&first_h)[CELLS], bool first, const ThreadCoord& coord) {
     if (coord.has_cells()) {
       read_gates(reinterpret_cast<const gate*>(tile), coord);
@@ -174,12 +177,13 @@ struct StepCells {
   }
 };
 
-// The gradients of the loss by the other states of a step: loaded one step ahead, and prefetched into L2 a few steps before.
+// The gradients of the loss with respect to the other states after each step: loaded one step ahead, and prefetched
+// into L2 a few steps earlier.
 struct AuxGradients {
   static constexpr int OTHERS = HAS_D_AUX ? STATES - 1 : 1, AHEAD = 8;  // steps
   const char* from[OTHERS][PAIRS];
   float values[OTHERS][CELLS], next[OTHERS][CELLS];
-  i64 step;  // bytes from the step before
+  i64 step;  // bytes between consecutive steps
   DEVICE AuxGradients(const Params& params, const LaneCells& cells) : step(params.row_t * ROW * 4) {
     const float* const d_aux[] = D_AUX_ARRAY;  // null for zeros
 #pragma unroll
@@ -192,11 +196,11 @@ struct AuxGradients {
         for (int q = 0; q < PAIR; q++) next[i][p * PAIR + q] = 0;
       }
   }
-  // Adds that of state i of cell q, of which h, the first state, has none here.
+  // Adds the gradient of state i of cell q. The first state, h, has none here.
   DEVICE void add_to(float& d, int i, int q) const {
     if (HAS_D_AUX && i > 0) d += values[i > 0 ? i - 1 : 0][q];
   }
-  // Returns in `values` those of step t + 1, and loads those of step t.
+  // Sets `values` to the gradients of step t + 1, and starts to load those of step t.
   DEVICE void load(int t, const bool (&valid)[CELLS]) {
     if (!HAS_D_AUX) return;
 #pragma unroll

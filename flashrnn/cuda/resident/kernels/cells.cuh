@@ -1,22 +1,22 @@
-// The lane's cells: where they are, and how their values are loaded and stored.
+// The cells of a lane: their coordinates, and how their values are loaded and stored.
 #pragma once
 #include "kernels/gates.cuh"
 #include "resident/kernels/tiles.cuh"
 
-// Cells are loaded and stored in pairs of two neighbouring units, or one by one where a lane has one cell.
+// Cells are loaded and stored in pairs of neighbouring units, or one by one if a lane has a single cell.
 constexpr int PAIR = CELLS % 2 == 0 ? 2 : 1;
 constexpr int PAIRS = CELLS / PAIR;
 
-// Whether new states and gradients are finite in cells that are none, which then need no masks: padding of the batch, and of the
-// head, but for steps that see other units of it.
-constexpr bool FINITE = FINITE_AT_ZERO && (!REDUCES || (PADDED == D && CELL_SLICES == K_SLICES && (BLOCKS == 1 || !FEWER)));
+// Whether cells that are padding of the batch or of the head need no masks, because their new states and gradients are
+// finite. In steps that reduce over units, padding must not mix with other units of the head.
+constexpr bool FINITE = FINITE_AT_ZERO && (!REDUCES || (PADDED == D && CELL_SLICES == K_SLICES && (BLOCKS == 1 || !HAS_UNUSED_COLUMNS)));
 
-// Where the lane's cells are: a unit of a sequence each.
+// The coordinates of the lane's cells: a unit of a sequence each.
 struct LaneCells {
-  bool valid[CELLS];    // neither padding nor another warp's
-  int sequence[CELLS];  // of the batch
-  i64 element[CELLS];   // of a row [N, D]
-  // Of state i of cell q in [S, B, N, D].
+  bool valid[CELLS];    // neither padding nor computed by another warp
+  int sequence[CELLS];  // in the batch
+  i64 element[CELLS];   // in a row [N, D]
+  // Returns the index of state i of cell q in [S, B, N, D].
   DEVICE i64 state_index(int i, int q, i64 B) const { return (i * B + sequence[q]) * ROW + element[q]; }
 };
 
@@ -24,7 +24,7 @@ DEVICE float2 to_pair(const float* from) { return *reinterpret_cast<const float2
 DEVICE float2 to_pair(const __half* from) { return unpack_halves(*reinterpret_cast<const u32*>(from)); }
 DEVICE float2 to_pair(const __nv_bfloat16* from) { return unpack_bfloats(*reinterpret_cast<const u32*>(from)); }
 
-// Loads one value per cell of the lane, from row `row` of a tile that a TileLoader has filled.
+// Loads a value for each cell of the lane from row `row` of a tile that a TileLoader has filled.
 template <class T>
 DEVICE void read_cells(float (&v)[CELLS], const T* tile, int row, const ThreadCoord& coord) {
 #pragma unroll
@@ -42,6 +42,7 @@ DEVICE void read_cells(float (&v)[CELLS], const T* tile, int row, const ThreadCo
 DEVICE void store_pair(float* to, float a, float b) { *reinterpret_cast<float2*>(to) = make_float2(a, b); }
 DEVICE void store_pair(__half* to, float a, float b) { *reinterpret_cast<u32*>(to) = pack_gates(a, b); }
 
+// Stores a value for each valid cell of the lane, `offset` elements after the addresses of its pairs.
 template <class T>
 DEVICE void store_cells(const float (&v)[CELLS], T* const (&to)[PAIRS], i64 offset, const bool (&valid)[CELLS]) {
 #pragma unroll
@@ -57,7 +58,7 @@ DEVICE void store_cells(const float (&v)[CELLS], T* const (&to)[PAIRS], i64 offs
 
 DEVICE float masked(float v, u32 mask) { return RESET ? __uint_as_float(__float_as_uint(v) & mask) : v; }
 
-// One value per cell of the lane, rounded to `scalar`.
+// A value for each cell of the lane, rounded to `scalar`.
 template <class S>
 struct RoundedCells {
   u32 pairs[PAIRS];
@@ -70,7 +71,7 @@ struct RoundedCells {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) pairs[p] &= masks[p];
   }
-  DEVICE void multiply(const float (&)[PAIRS]) {}  // these are not SCALED
+  DEVICE void multiply(const float (&)[PAIRS]) {}  // only floats are SCALED
   DEVICE void get(float (&v)[CELLS]) const {
 #pragma unroll
     for (int q = 0; q < CELLS; q++) {
@@ -116,12 +117,13 @@ struct RoundedCells<float> {
 };
 using StoredCells = RoundedCells<scalar>;
 
-// The gates of a pair of cells, as the forward stores them for the backward: [units of the pair][STORED], one access if they are
-// whole words. A row of all units is [HEADS][D][STORED], format NDG or NDV of residual.py; with STATISTICS, those of a head follow
-// its gates (NDV+). With GATES_IN_PIECES, format PNDG, the
-// [D][GATES] gates of a head are in GATES pieces of D, which have the memory of the head's part of [GATES][HEADS][D]. There, the
-// gradients of its inputs may be written over them: when a block writes those of a step, all blocks of its cluster have loaded
-// the gates. (So have the blocks of a grid, but nothing orders their reads before this block's writes.)
+// The stored gates of a pair of cells, [units of the pair][STORED]: one access if they are whole words. A row of gates
+// is [HEADS][D][STORED] (format NDG or NDV of residual.py); with STATISTICS, those of a head follow its gates (NDV+).
+//
+// With GATES_IN_PIECES (format PNDG), the [D][GATES] gates of a head are split into GATES pieces of D numbers. Each
+// piece has the memory of the head's part of [GATES][HEADS][D], so that the gradients of the inputs may overwrite the
+// gates: when a block writes the gradients of a step, all blocks of its cluster have loaded the gates of that step. (So
+// have the blocks of a grid, but nothing orders their reads before this block's writes.)
 constexpr int PAIR_GATES = PAIR * STORED;
 static_assert(!GATES_IN_PIECES || (D % 8 == 0 && D % PAIR_GATES == 0 && GATES == GI));
 constexpr bool WHOLE_WORDS = PAIR_GATES * sizeof(gate) % 4 == 0;
@@ -159,14 +161,15 @@ struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) ResidualG
   }
 };
 
-// The statistics of a head: floats that are the same for all its units (cells/statistics.py), in whole vectors of four.
-constexpr int NEEDED_FLOATS = (STATISTICS_NEEDED + 3) / 4 * 4;  // by the backward
+// The statistics of a head: floats that are equal for all of its units (cells/statistics.py), in whole vectors of four.
+constexpr int NEEDED_FLOATS = (STATISTICS_NEEDED + 3) / 4 * 4;  // those that the backward needs
 using StatisticCells = float[STATISTICS > 0 ? STATISTICS : 1][CELLS];
 using NeededCells = float[STATISTICS_NEEDED > 0 ? STATISTICS_NEEDED : 1][CELLS];
 constexpr int STATISTIC_ALIGNMENT = D * STORED * sizeof(gate) % 16 == 0 ? 16 : D * STORED * sizeof(gate) % 8 == 0 ? 8 : 4;
 static_assert(!GATES_IN_PIECES || STATISTICS == 0);
 
-// Stores those of the lane's sequences, where its units are the first of the head. `to`: of each pair's gates.
+// Stores the statistics of the lane's sequences, if its first unit is the first of the head. `to`: the addresses of
+// each pair's gates.
 DEVICE void store_statistics(const StatisticCells& statistics, gate* const (&to)[PAIRS], const bool (&valid)[CELLS],
                              const ThreadCoord& coord) {
   if (STATISTICS == 0 || coord.unit(0) != 0) return;
@@ -185,9 +188,9 @@ DEVICE void store_statistics(const StatisticCells& statistics, gate* const (&to)
   }
 }
 
-// The biases of gates that have nothing else, and are not stored: [CONSTANTS][UNITS] of the block in shared memory.
+// The biases of gates that are a bias alone, which are not stored: [CONSTANTS][UNITS] of the block, in shared memory.
 constexpr int CONSTANTS = GATES - STORED, CONSTANT_BYTES = CONSTANTS * UNITS * 4;
-template <class P>  // Params: a backward without such gates has no biases
+template <class P>  // Params, which has no bias in a backward without such gates
 DEVICE void load_constants(float* constants, const P& params, const ThreadCoord& coord) {
   if constexpr (CONSTANTS > 0)
 #pragma unroll
@@ -197,7 +200,7 @@ DEVICE void load_constants(float* constants, const P& params, const ThreadCoord&
         constants[CONSTANT_OF[j] * UNITS + i] = unit < D ? float(params.bias[j * ROW + coord.head * D + unit]) : 0;
       }
 }
-// Reads those of the lane's units.
+// Reads the constants of the lane's units. The block must have synchronised since load_constants.
 DEVICE void read_constants(float (&values)[CONSTANTS + 1][PAIR], const float* constants, const ThreadCoord& coord) {
 #pragma unroll
   for (int k = 0; k < CONSTANTS; k++) {
@@ -211,13 +214,14 @@ DEVICE void read_constants(float (&values)[CONSTANTS + 1][PAIR], const float* co
   }
 }
 
-// The resets of the sequences of the lane's pairs: words with a bit for each of 32 steps. The word of the next 32 steps is loaded
-// while these run, because a load waits for all copies from memory that were started before it.
+// The resets of the sequences of the lane's pairs, one bit per step in words of 32 steps. The next word is loaded while
+// the steps of the current one run, because a load waits for all asynchronous copies that were started before it.
 constexpr int WORD = 32;  // steps
 struct Resets {
   const u32* words;  // [B][ceil(T / WORD)]
   u32 row[PAIRS], now[PAIRS], next[PAIRS];
   int last_word;
+  // Loads the words of step t, and starts to load those of step t + `step`, which is WORD or -WORD.
   DEVICE void start(const Params& params, const LaneCells& cells, int t, int step) {
     if (!RESET) return;
     words = params.resets, last_word = static_cast<int>((params.T - 1) / WORD);
@@ -225,25 +229,26 @@ struct Resets {
     for (int p = 0; p < PAIRS; p++) row[p] = cells.valid[p * PAIR] ? cells.sequence[p * PAIR] * (last_word + 1) : 0;
     load(t), move_on(t + step);
   }
-  // Loads the words of step t.
+  // Loads the words that contain step t.
   DEVICE void load(int t) {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) next[p] = words[row[p] + min(max(t, 0) / WORD, last_word)];
   }
-  // Goes to the words that were loaded, and loads those of step t.
+  // Moves on to the words loaded last, and loads those that contain step t.
   DEVICE void move_on(int t) {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) now[p] = next[p];
     load(t);
   }
-  // Return masks of step t: all bits, or none where the states before the step are reset.
+  // Returns masks for step t: all bits set, or none where the states before the step are reset.
   DEVICE void masks(u32 (&masks)[PAIRS], int t) const {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) masks[p] = RESET ? (now[p] >> t % WORD & 1) - 1 : ~0u;
   }
 };
 
-// Stores values of cells into an operand tile of UNITS_OF_TILE units, at `to` of operand_addresses plus `offset` bytes.
+// Stores values of the lane's cells, split into operands, into an operand tile of UNITS_OF_TILE units, `offset` bytes
+// after the addresses `to` from operand_addresses.
 template <int UNITS_OF_TILE>
 DEVICE void store_operand(const StoredCells& cells, const u32 (&to)[PAIRS], u32 offset) {
 #pragma unroll

@@ -1,14 +1,15 @@
 // Reductions over the units of a head within a step, between the blocks of a cluster.
 //
-// A warp reduces its units by shuffles, and its lanes send the part to every block of the cluster. Every warp adds up what it has
-// received for its own sequences. No barrier of a block is needed: who receives an exchange knows that all warps of the cluster have
-// read the one before, so that its buffer may be written again.
+// A warp reduces its units by shuffles, and its lanes send the result, its part, to every block of the cluster. Every
+// warp adds up the parts that its block has received for the warp's own sequences. This needs no block-wide barrier: a
+// warp that receives the parts of an exchange knows that all warps of the cluster have read those of the previous
+// exchange, so that buffer may be overwritten.
 #pragma once
 #include "resident/kernels/warp_parts.cuh"
 
-// Return the floats that a part takes: two, or whole vectors of four.
+// Returns the number of floats of a part in memory: two, or whole vectors of four.
 constexpr int part_floats(int words) { return words <= 2 ? 2 : (words + 3) / 4 * 4; }
-// Return the bytes before the parts of a buffer: [part][sequence].
+// Returns the offset in bytes of a buffer; a buffer is [part][sequence].
 constexpr int received_before(int buffer) {
   int floats = 0;
   for (int i = 0; i < buffer; i++) floats += PARTS * SEQUENCES * part_floats(EXCHANGED_WORDS[i % EXCHANGES]);
@@ -19,28 +20,30 @@ constexpr int RECEIVED_BYTES = received_before(EXCHANGE_BUFFERS);
 struct ClusterReductions {
   static constexpr int LANES = SEQUENCE_LANES;
   static constexpr int SHARED = RECEIVED_BYTES + (EXCHANGE_BUFFERS * 8 + 15) / 16 * 16;
-  const char* received;  // parts, and a barrier for each buffer
+  const char* received;  // the parts, and an mbarrier for each buffer
   const ThreadCoord& coord;
   DEVICE u32 barrier(int buffer) const { return shared_address(received) + RECEIVED_BYTES + buffer * 8; }
+  // Initialises the mbarriers. The blocks of the cluster must synchronise afterwards.
   DEVICE void init() const {
     if (threadIdx.x == 0)
       for (int i = 0; i < EXCHANGE_BUFFERS; i++) barrier_init(barrier(i));
   }
-  // Return the lane's number among those of its sequence.
+  // Returns the lane's index among the lanes of its sequence.
   DEVICE int lane_of_sequence() const { return DENSE ? 2 * coord.quad + coord.lane_in_quad / 2 : coord.quad; }
 
-  // `buffer`: of the exchange, whose number in the step is NUMBER.
+  // Reduces over the units of the head, as UnitReductions::reduce. `buffer` is that of exchange NUMBER of the step,
+  // `phase` the parity of its mbarrier. All warps with cells call this; the result of a lane is for its own sequences.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(int buffer, u32 phase, const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS],
+  DEVICE void reduce(int buffer, u32 phase, const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
                      float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     if (!coord.has_cells()) return;
-    if (threadIdx.x == 0) barrier_expect(barrier(buffer), PARTS * coord.used() * part_floats(Part::WORDS) * 4);
+    if (threadIdx.x == 0) barrier_expect(barrier(buffer), PARTS * coord.used_columns() * part_floats(Part::WORDS) * 4);
     const u32 before = EXCHANGES > 1 ? received_before(NUMBER) : buffer * received_before(1);
     Part parts[PAIRS];
 #pragma unroll
-    for (int p = 0; p < PAIRS; p++) reduce_warp<SUMS, MOMENTS, MAXIMA>(parts[p], of, p, coord);
-    __syncwarp();  // all lanes have read the exchange before, which a part tells those that receive it
+    for (int p = 0; p < PAIRS; p++) reduce_warp<SUMS, MOMENTS, MAXIMA>(parts[p], values, p, coord);
+    __syncwarp();  // all lanes have read the previous exchange: receiving a part implies that
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) send_part(parts[p], before, barrier(buffer), coord.sequence(p * PAIR));
     barrier_wait(barrier(buffer), phase);
@@ -56,10 +59,10 @@ struct ClusterReductions {
   }
 
  private:
-  // Sends the warp's part of a sequence to every LANES-th block, from the lane's number on.
+  // Sends the warp's part of a sequence to every LANES-th block, beginning with the lane's index.
   template <class Part>
   DEVICE void send_part(const Part& part, u32 before, u32 barrier, int sequence) const {
-    if (FEWER && sequence >= (ANY_SEQUENCES ? coord.used() : SEQUENCES)) return;  // a constant for the compiler, at once
+    if (HAS_UNUSED_COLUMNS && sequence >= (ANY_SEQUENCES ? coord.used_columns() : SEQUENCES)) return;  // a constant for the compiler
     constexpr int FLOATS = part_floats(Part::WORDS);
     const u32 place = shared_address(received) + before + (own_part(coord) * SEQUENCES + sequence) * FLOATS * 4;
     auto word = [&](int i) { return __float_as_uint(part.words[i]); };
@@ -74,12 +77,12 @@ struct ClusterReductions {
         for (int k = 0; k < FLOATS; k += 4) send(to + 4 * k, make_uint4(word(k), word(k + 1), word(k + 2), word(k + 3)), signal);
     }
   }
-  // Adds up what has been received for a sequence.
+  // Adds up the parts that have been received for a sequence.
   template <class Part>
   DEVICE void total_received(Part& total, u32 before, int sequence) const {
     constexpr int FLOATS = part_floats(Part::WORDS);
-    const float* parts = reinterpret_cast<const float*>(received + before) + min(sequence, coord.used() - 1) * FLOATS;
-    load(total, parts);  // whose shifts and maxima all lanes take
+    const float* parts = reinterpret_cast<const float*>(received + before) + min(sequence, coord.used_columns() - 1) * FLOATS;
+    load(total, parts);  // all lanes start with the shifts and maxima of the first part
 #pragma unroll
     for (int i = 0; i < Part::ADDED; i++) total.words[i] = 0;
 #pragma unroll

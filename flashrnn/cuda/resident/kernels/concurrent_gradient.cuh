@@ -1,31 +1,32 @@
-// d_R, overlapped with the backward's time loop on multiprocessors that the loop leaves idle: the sum over rows, which are
-// steps of sequences, of each gate's gradient times h before the step. A block has TILES tiles of d_R, UNITS of a head's GR * D
-// rows times COLUMNS of its D columns. They take turns: the sums of one are in registers, while the rows of some chunks are
-// added, as the loop writes them; those of the others are in memory, that is, in the L2 cache.
+// d_R, overlapped with the backward's time loop on multiprocessors that the loop leaves idle: the sum over rows (a row
+// is a step of a sequence) of each gate's gradient times the previous h. A block computes TILES tiles of d_R, of UNITS
+// of a head's GR * D rows by COLUMNS of its D columns. The tiles take turns: while the rows of some chunks are added to
+// one tile, its sums are in registers; those of the other tiles are in memory, i.e. in the L2 cache.
 #pragma once
 #include "resident/kernels/gradient_rows.cuh"
 
-static_assert(THREADS == 2 * UNITS);  // a warpgroup for every 64
+static_assert(THREADS == 2 * UNITS);  // one warpgroup for 64 units
 static_assert(STAGES > (BYTES == 2 ? 2 : 1) && SHARED_BYTES_EXPECTED >= STAGES * STAGE + AHEAD * COPIED);
 
-// The sums of a warpgroup.
+// The sums that a warpgroup computes.
 struct Sums {
   float c[COLUMNS / 2] = {};
-  float of_load[COLUMNS / 2];  // for float32: tensor cores truncate their sums, which is not accurate enough for long ones
+  float load_sums[COLUMNS / 2];  // float32: sums of one load. Tensor cores truncate: inaccurate for long sums
 
+  // Starts the products of a load. All warps of the warpgroup call this.
   DEVICE void add(u32 stage) {
     warpgroup_begin();
     if constexpr (SPLITS == 1) products<true>(c, stage, 0, 0);
     else {
-      products<false>(of_load, stage, 0, 0);
+      products<false>(load_sums, stage, 0, 0);
 #pragma unroll
       for (int sum = 1; sum < SPLITS; sum++)
 #pragma unroll
-        for (int left = 0; left <= sum; left++) products<true>(of_load, stage, left, sum - left);
+        for (int left = 0; left <= sum; left++) products<true>(load_sums, stage, left, sum - left);
     }
     warpgroup_commit();
   }
-  // Products of one split of each; if not ADDS, they replace the sums.
+  // Starts the products of one split of each operand. They are added to the sums if ADDS, else they replace them.
   template <bool ADDS>
   DEVICE static void products(float (&sums)[COLUMNS / 2], u32 stage, int left_split, int right_split) {
     const auto left = matrix(stage + left_split * LEFT + threadIdx.x / 128 * BLOCK, BLOCK);
@@ -34,13 +35,13 @@ struct Sums {
 #pragma unroll
     for (int row = 16; row < ROWS; row += 16) warpgroup_mma<true>(sums, from_row(left, row), from_row(right, row));
   }
-  // Waits for a load's products and adds them with rounding.
+  // float32: waits for the products of a load, and adds them with rounding.
   DEVICE void round() {
-    warpgroup_wait_for(of_load);
+    warpgroup_wait_for(load_sums);
 #pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i++) c[i] += of_load[i];
+    for (int i = 0; i < COLUMNS / 2; i++) c[i] += load_sums[i];
   }
-  // The thread's sums of one of the block's tiles in memory.
+  // Returns the address of the thread's sums of one of the block's tiles in memory.
   DEVICE static float4* saved(float* memory, int tile) {
     return reinterpret_cast<float4*>(memory) + (i64(blockIdx.x) * TILES + tile) * (COLUMNS / 8 * THREADS) + threadIdx.x;
   }
@@ -79,25 +80,26 @@ struct Sums {
   }
 };
 
-// Return a tile of the block.
+// Returns tile number `tile` of the block.
 DEVICE Tile tile_of_block(int tile) { return Tile(blockIdx.x * TILES + tile); }
 
-// The turns of a block's tiles, and the loads of each.
+// The order in which the tiles of a block take turns, and the number of loads in each turn.
 struct Turns {
   int sequences, steps;
-  int begin = 0, end = 0, chunks = 0;  // the steps of a turn; the chunks up to its end
-  int turn = TILES - 1, left = 0;      // loads of the turn
-  bool reversed = true;                // the tile that is last is the first to get the rows of the next chunks
+  int begin = 0, end = 0, chunks = 0;  // the steps of the turn; the number of chunks up to its end
+  int turn = TILES - 1, left = 0;      // left: remaining loads of the turn
+  bool reversed = true;                // the tile that was last, in registers, is the first in the next turns
 
   DEVICE explicit Turns(const Rows& rows) : sequences(rows.sequences), steps(rows.steps) {}
   DEVICE bool over() const { return left == 0 && end == steps && turn == TILES - 1; }
   DEVICE int tile() const { return reversed ? TILES - 1 - turn : turn; }
-  // Goes on to the next turn; returns whether it has other chunks.
+  // Advances to the next turn; returns whether that begins with new chunks.
   DEVICE bool next() {
     const bool others = ++turn == TILES;
     if (others) {
       turn = 0, reversed = !reversed, begin = end;
-      // Few turns, but short ones at the beginning and at the end, when this waits for the loop and is waited for.
+      // Few turns, but short ones at the beginning, when this kernel waits for the loop, and at the end, when it is
+      // waited for.
       const int enough = TILES > 1 ? min(TURN_STEPS, min(begin, (steps - begin) / 2)) : 0;
       do end += chunk_steps(end, steps - end), chunks++;
       while (end - begin < enough);
@@ -107,7 +109,7 @@ struct Turns {
   }
 };
 
-// The loads of all turns, one after the other.
+// The loads of all turns, in order.
 struct Loads {
   const u32* progress;
   u32 producers;
@@ -117,7 +119,7 @@ struct Loads {
   DEVICE Loads(const Params& params, const Rows& rows)
       : progress(params.progress), producers(u32(params.producers)), turns(rows), source(rows, tile_of_block(turns.tile())) {}
 
-  // Return whether there is one more, once its rows are there.
+  // Waits until the rows of the next load have been written; returns false if there is none.
   DEVICE bool ready() {
     if (turns.left > 0) return true;
     if (turns.over()) return false;
@@ -126,7 +128,7 @@ struct Loads {
         if (threadIdx.x == 0) await(progress + turns.chunks - 1, producers);
       } else {
         wait_for_primary();
-        if (VECTOR * BYTES < 16) forget_cached();  // copies of 16 bytes bypass L1
+        if (VECTOR * BYTES < 16) invalidate_l1();  // copies of 16 bytes bypass L1, smaller ones do not
       }
       __syncthreads();
     }
@@ -139,12 +141,12 @@ struct Loads {
   }
 };
 
-// The products of all turns.
+// The products of all turns, in the order of loads.
 struct Products {
   Sums sums;
   Turns turns;
   scalar* d_R;
-  float* memory;  // of the sums that are not in registers
+  float* memory;  // for the sums that are not in registers
   DEVICE Products(const Params& params, const Rows& rows) : turns(rows), d_R(params.d_R), memory(params.sums) {}
 
   // Starts to add the products of a load.
@@ -157,16 +159,17 @@ struct Products {
     turns.left--;
     sums.add(stage);
   }
+  // Saves the sums of tile `held` and loads those of the current tile.
   DEVICE void take_turns(int held) {
     if (SPLITS == 1) warpgroup_wait<0>();
-    if (turns.end == turns.steps) sums.store(d_R, tile_of_block(held));  // it has all rows
+    if (turns.end == turns.steps) sums.store(d_R, tile_of_block(held));  // complete: all rows have been added
     else sums.save(Sums::saved(memory, held));
     if (turns.begin == 0) sums.clear();
     else sums.load(Sums::saved(memory, turns.tile()));
   }
 };
 
-// Half types: asynchronous copies, AHEAD loads ahead. Products of two more may be in flight.
+// Half types: asynchronous copies, AHEAD loads ahead. The products of up to two loads are in flight.
 DEVICE void add_halves(Products& products, Loads& loads, u32 shared) {
   auto copy = [&](int stage) {
     if (loads.ready()) copy_load(shared + stage * STAGE, loads.source, loads.at), loads.advance();
@@ -175,16 +178,17 @@ DEVICE void add_halves(Products& products, Loads& loads, u32 shared) {
   for (int load = 0; load < AHEAD; load++) copy(load);
   for (int stage = 0; !products.turns.over(); stage = stage + 1 == STAGES ? 0 : stage + 1) {
     copy_wait<AHEAD - 1>();
-    copies_before_products();
+    fence_async_shared();
     __syncthreads();
     products.add(shared + stage * STAGE);
     copy(stage + AHEAD < STAGES ? stage + AHEAD : stage - 2);
-    warpgroup_wait<1>();  // for the load before
+    warpgroup_wait<1>();  // for the products of the previous load
   }
   warpgroup_wait<0>();
 }
 
-// TF32: asynchronous copies to memory of the thread's own, AHEAD loads ahead.
+// TF32: each thread copies asynchronously to its own part of shared memory, AHEAD loads ahead, and splits what it has
+// copied.
 DEVICE void add_copied_floats(Products& products, Loads& loads, u32 shared) {
   const CopiedFloats floats(shared + STAGES * STAGE);
   auto copy = [&](int copied) {
@@ -194,9 +198,9 @@ DEVICE void add_copied_floats(Products& products, Loads& loads, u32 shared) {
   for (int load = 0; load < AHEAD; load++) copy(load);
   for (int load = 0, copied = 0; !products.turns.over(); load++, copied = copied + 1 == AHEAD ? 0 : copied + 1) {
     const u32 stage = shared + load % STAGES * STAGE;
-    copy_wait<AHEAD - 1>();  // for the thread's own: nobody else reads them
-    floats.store(copied, stage);  // while the products of the load before are in flight
-    copies_before_products();
+    copy_wait<AHEAD - 1>();  // the thread's own copies, which no other thread reads
+    floats.store(copied, stage);  // while the products of the previous load are in flight
+    fence_async_shared();
     copy(copied);
     if (load > 0) products.sums.round();
     __syncthreads();
@@ -212,11 +216,11 @@ DEVICE void add_floats(Products& products, Loads& loads, u32 shared) {
     if (loads.ready()) floats.load(loads.source, loads.at), loads.advance();
   };
   copy();
-  for (int load = 0; !products.turns.over(); load++) {  // which is split while the products of the one before it are in flight
+  for (int load = 0; !products.turns.over(); load++) {  // splits a load while the products of the previous one are in flight
     const u32 stage = shared + load % 2 * STAGE;
     floats.store(stage);
-    copies_before_products();
-    const bool waits = loads.turns.left == 0;  // perhaps, for the next chunk
+    fence_async_shared();
+    const bool waits = loads.turns.left == 0;  // the next load may have to wait for a chunk
     if (!waits) copy();
     if (load > 0) products.sums.round();
     __syncthreads();
@@ -226,9 +230,9 @@ DEVICE void add_floats(Products& products, Loads& loads, u32 shared) {
   products.sums.round();
 }
 
-// Params: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> d_R. Batch and time of d_x, d_u
-// and h may be swapped in memory: steps are row_t rows apart. Each of the loop's `producers` blocks adds one to the word in
-// `progress` of each finished chunk except the last. `sums` is memory for tiles that take turns.
+// Params: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> d_R. Batch and time of d_x,
+// d_u and h may be swapped in memory: consecutive steps are row_t rows apart. Each of the loop's `producers` blocks
+// increments the word in `progress` of each finished chunk except the last. `sums` is memory for tiles that take turns.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_concurrent_gradient(PARAMETERS) {
   extern __shared__ __align__(1024) char memory[];
@@ -239,5 +243,5 @@ flashrnn_concurrent_gradient(PARAMETERS) {
   if constexpr (BYTES == 2) add_halves(products, loads, shared_address(memory));
   else if constexpr (COPIES_FLOATS) add_copied_floats(products, loads, shared_address(memory));
   else add_floats(products, loads, shared_address(memory));
-  products.sums.store(params.d_R, tile_of_block(products.turns.tile()));  // the last one
+  products.sums.store(params.d_R, tile_of_block(products.turns.tile()));  // the tile whose sums are in registers
 }

@@ -1,14 +1,17 @@
-// The forward time loop of one head and batch tile. R stays on the chip; h is exchanged through shared memory.
+// The forward time loop of one head and batch tile. R stays on the chip; h is exchanged between warps and blocks at
+// every step.
 //
-// Every warp multiplies its rows of R (16 units, all recurrent gates) by its slice of h_{t-1}. With K_SLICES > 1, the warps of
-// a unit tile reduce their partial sums through shared memory (slice-K), and each of them has CELLS cells per lane. After the
-// cell's element-wise step, h_t is sent to all warps: in one block through its shared memory, in a cluster by stores into the
-// shared memory of every block, which complete on that block's mbarrier, and with GRID through global memory.
+// Every warp multiplies its rows of R (16 units, all recurrent gates) by its slice of h_{t-1}. With K_SLICES > 1, the
+// warps of a unit tile reduce their partial sums through shared memory (slice-K), after which a lane has the sums of
+// its CELLS cells. After the element-wise step, h_t is sent to all warps: in one block through shared memory; in a
+// cluster by st.async to the shared memory of every block, which completes on that block's mbarrier; in a grid (GRID)
+// through global memory.
 #pragma once
 #include "resident/kernels/all_gather.cuh"
 #include "resident/kernels/forward_cells.cuh"
 #include "resident/kernels/layers.cuh"
 
+// Loads this warp's tiles of R: rows are the recurrent gates of its unit tile, and the inner axis is its slice of h.
 DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const ThreadCoord& coord) {
   weights.load(fragments, R, coord, [&](int i, int row, int column) {
     int gate = i % GR, segment = i / GR / SEGMENT_TILES, unit = coord.tile_unit + row;
@@ -17,12 +20,13 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
   });
 }
 
-// SCALED: no h is larger than those before the first step, or than 1, as `bounded` has found (cells/bounds.py).
+// SCALED: computes the scales of h for all steps. No h is larger than 1 or than the initial h, which cells/bounds.py
+// has derived from the cell's operations.
 DEVICE void scale_of_h(OperandScale& scale, float* magnitudes, const Params& params, const ThreadCoord& coord) {
   for (int n = coord.warp; n < SEQS; n += WARPS) {
     float largest = 1;
     if (coord.has_sequence(n)) {
-      const float* h = params.initial + coord.of_batch(n) * ROW + coord.head * D;
+      const float* h = params.initial + coord.batch_index(n) * ROW + coord.head * D;
 #pragma unroll 4
       for (int k = coord.lane; k < D; k += 32) largest = max(largest, fabsf(h[k]));
     }
@@ -33,13 +37,13 @@ DEVICE void scale_of_h(OperandScale& scale, float* magnitudes, const Params& par
   scale.set(coord, [&](int sequence) { return magnitudes[sequence]; });
 }
 
-// Stores h before the first step as the product's operand, and zeros into the other buffer, where padding stays zero.
+// Stores the initial h as the product's operand, and zeros in the other buffer, where padding must stay zero.
 DEVICE void store_initial_h(char* operand, const float* magnitudes, const Params& params, const ThreadCoord& coord) {
   const i64 words = (params.T + WORD - 1) / WORD;
   for (int i = threadIdx.x; i < PADDED * (PACKED ? 4 : SEQS); i += THREADS) {
     int k = unit_at(i % PADDED, coord), n = i / PADDED;
-    const bool inside = k < D && coord.has_sequence(n) && !(RESET && params.resets[coord.of_batch(n) * words] & 1);
-    PairOf<float> pair{inside ? params.initial[coord.of_batch(n) * ROW + coord.head * D + k] : 0, 0};
+    const bool inside = k < D && coord.has_sequence(n) && !(RESET && params.resets[coord.batch_index(n) * words] & 1);
+    PairOf<float> pair{inside ? params.initial[coord.batch_index(n) * ROW + coord.head * D + k] : 0, 0};
     if (SCALED) pair.multiply(Scale(magnitudes[n]).up);
     for (int split = 0; split < SPLITS; split++) {
       char* to = operand + split_offset(split, PADDED) + operand_offset(i % PADDED, n) * 2;
@@ -49,8 +53,9 @@ DEVICE void store_initial_h(char* operand, const float* magnitudes, const Params
   }
 }
 
-// Computes the recurrent sums of this warp's slice of h, which in a cluster may still be arriving.
-DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, const OperandScale& of_h, u32 state, u32 barriers, int t,
+// Computes this warp's partial sums of R h over its slice of h. In a cluster, h may still be arriving; otherwise the
+// block must have synchronised since it was stored.
+DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, const OperandScale& h_scale, u32 state, u32 barriers, int t,
                      const ThreadCoord& coord) {
   const int now = t & 1;
   Weights::Queue queue;
@@ -63,7 +68,7 @@ DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, con
                                           operand_tile + i * K_SLICES * SEGMENT_TILES * OPERAND_COLUMNS * 32, coord);
   }
   if (PACKED) add_splits(c);
-  if (SCALED) scale_down(c, weights.scale, of_h);
+  if (SCALED) scale_down(c, weights.scale, h_scale);
 }
 
 // Copies of x to shared memory, several steps ahead.
@@ -84,6 +89,7 @@ struct InputLoader {
     copy_commit();
   }
 };
+// Reads the inputs of the lane's cells from a stage. The block must have synchronised since the copies completed.
 DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoord& coord) {
   const input_number* tile = reinterpret_cast<const input_number*>(stage + coord.cell_tile() * INPUT_TILE_BYTES);
 #pragma unroll
@@ -91,11 +97,12 @@ DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoo
     if (coord.has_cells()) read_cells(v[j], tile, j, coord);
 }
 
-// Whether results are stored, and inputs loaded, while the blocks of a grid exchange h, and not after the product: steps that reduce
-// over units have more of both, and more values in registers.
+// Whether results are stored and inputs loaded during the exchange of a grid, not after the product. Steps that reduce
+// over units have more of both, and need more registers for values.
 constexpr bool WHILE_EXCHANGING = GRID && REDUCES;
 
-// Gives h of a step to all warps that multiply it, after those of this block have stored theirs. In a grid, calls `meanwhile`.
+// Sends h of step t to all warps that multiply it at step t + 1. All threads of the block call this after they have
+// stored their h. In a grid, `meanwhile` is called during the exchange.
 template <class Meanwhile>
 DEVICE void all_gather(int t, int next, bool exchange, const SharedMemory& shared, const Ring& ring, u32 (&cleared)[OWN],
                        const ThreadCoord& coord, const Meanwhile& meanwhile) {
@@ -115,7 +122,7 @@ DEVICE void all_gather(int t, int next, bool exchange, const SharedMemory& share
   }
 }
 
-// The loop: what its steps work on, which are variables of the kernel.
+// The state of the time loop; all members are variables of the kernel.
 struct Loop {
   const Params params;
   const SharedMemory& shared;
@@ -126,14 +133,14 @@ struct Loop {
   const OperandScale& scale;  // of h
   const LaneCells& cells;
   const Resets& resets;
-  const u32 (&h_operand)[PAIRS];  // where the lane's h goes in shared memory, or in the send buffer
+  const u32 (&h_operand)[PAIRS];  // addresses of the lane's h in the operand or the send buffer
   CarriedCells& carried;
   InputLoader& loader;
   Results& results;
   const int steps;
-  int stage = 0;  // that has the step's inputs
+  int stage = 0;  // of the input ring that holds this step's inputs
 
-  // One time step: the product with h of the step before, the element-wise step, and h to all warps that need it next.
+  // Runs time step t: the product with h_{t-1}, the element-wise step, and the exchange of h_t.
   DEVICE void step_forward(int t) {
     const int next = t + 1 & 1;
     const bool exchange = BLOCKS > 1 && t + 1 < steps;
@@ -153,10 +160,10 @@ struct Loop {
     auto load_inputs = [&, to = stage == 0 ? STAGES - 1 : stage - 1] { loader.load(t + STAGES - 1, to, steps, params.x_step); };
     if (!IN_ROWS && !WHILE_EXCHANGING) load_inputs();
 #if REDUCES
-    if constexpr (DENSE) SliceSums<GR>{c, shared.sums, coord}.store_for_all_lanes();  // all warps, also those without cells
+    if constexpr (DENSE) SliceSums<GR>{c, shared.sums, coord}.store_for_all_lanes();  // all warps
     auto u = [&](float (&sums)[GR][CELLS]) {
       reduce_slices<GR>(sums, c, shared.sums, coord);
-      if (IN_ROWS) load_inputs();  // while the sums arrive
+      if (IN_ROWS) load_inputs();  // while the loads of the sums are in flight
     };
 #else
     float u[GR][CELLS];
@@ -174,7 +181,7 @@ struct Loop {
       results.h.round(carried.s[0]);
       results.h.get(carried.s[0]);
       StoredCells operand = results.h;
-      if (RESET) operand.mask(next_masks);  // so the sums of a step that is reset are zero
+      if (RESET) operand.mask(next_masks);  // so that the recurrent sums of a step that is reset are zero
       if (SCALED) operand.multiply(scale.up);
       store_operand<BLOCKS == 1 ? PADDED : UNITS>(operand, h_operand, BLOCKS == 1 ? next * H_BYTES : 0);
     }
@@ -192,14 +199,14 @@ struct Loop {
   }
 };
 
-// In a grid, clears what this block exchanges with others, who wait for it in wait_for_group.
+// In a grid: clears what this block publishes, and arrives at the grid barrier.
 DEVICE void arrive_at_grid(const Ring& ring, const UnitReductions& units, const GridBarrier<BLOCKS>& grid_barrier) {
   units.clear();
   for (int i = 0; i < 3; i++) ring.clear(i);
   grid_barrier.arrive();
 }
 
-// Waits until all blocks of the group can receive what others send.
+// Waits until all blocks of the group are ready to receive. In a grid, they must have called arrive_at_grid.
 DEVICE void wait_for_group(const SharedMemory& shared, const UnitReductions& units, const GridBarrier<BLOCKS>& grid_barrier,
                            bool uses_grid_barrier) {
   if constexpr (CLUSTERED) {
@@ -211,7 +218,7 @@ DEVICE void wait_for_group(const SharedMemory& shared, const UnitReductions& uni
   __syncthreads();
 }
 
-// Lets a head that goes through time backwards begin with its last step.
+// For a head that goes backwards in time: moves all tensors to the row of the last time step, with which it begins.
 DEVICE void begin_at_last_step(Params& params) {
   const i64 last_row = (params.T - 1) * params.row_t;
   params.x += last_row * GI * ROW, params.h += last_row * ROW, params.aux += last_row * ROW;
@@ -219,9 +226,9 @@ DEVICE void begin_at_last_step(Params& params) {
   reverse_strides(params);
 }
 
-// Params: types and shapes are in parameters.py. x, R, bias, initial, resets -> h, aux, last, gates (see cells.cuh).
-// With GRID, `workspace` has a Ring for every group of the launch, and after them the words of their GridBarrier.
-// Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
+// Params: types and shapes are in parameters.py. x, R, bias, initial, resets -> h, aux, last, gates (see
+// ResidualGates). With GRID, `workspace` has a Ring for every group of the launch, followed by the words of their
+// GridBarrier. Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_forward(PARAMETERS) {
 #ifdef LAYERS
@@ -236,7 +243,7 @@ flashrnn_forward(PARAMETERS) {
   const Ring ring(params.workspace, coord);
   const GridBarrier<BLOCKS> grid_barrier(params.workspace + gridDim.x / BLOCKS * RING_VECTORS, params.launch);
 
-  // Prologue: R, initial states and the first inputs are loaded; then all blocks of the group are ready.
+  // Prologue: load R, the initial states and the first inputs, then wait until all blocks of the group are ready.
   UnitReductions units(shared.reductions, grid_barrier.words_of_all + gridDim.x, coord);
   const bool uses_grid_barrier = GRID && (REDUCES || steps > 1);
   if (uses_grid_barrier) arrive_at_grid(ring, units, grid_barrier);
@@ -250,7 +257,7 @@ flashrnn_forward(PARAMETERS) {
   store_initial_h(shared.operand, shared.magnitudes, params, coord);
   load_constants(shared.constants, params, coord);
   Results results;
-  results.h.round(carried.s[0]);  // as h of every step
+  results.h.round(carried.s[0]);  // rounded as h of every step
   results.h.get(carried.s[0]);
   InputLoader loader;
   loader.start(shared.inputs, params, coord);
@@ -260,16 +267,16 @@ flashrnn_forward(PARAMETERS) {
   loader.load_first(steps, params.x_step);
   wait_for_group(shared, units, grid_barrier, uses_grid_barrier);
   results.start(params, cells, coord);
-  if (WHILE_EXCHANGING) results.store(carried.s, params, coord);  // nothing: goes on to the first step
+  if (WHILE_EXCHANGING) results.store(carried.s, params, coord);  // stores nothing, but advances to the first step
   u32 h_operand[PAIRS];
   operand_addresses(h_operand, shared_address(BLOCKS == 1 ? shared.operand : shared.exchange),
                     BLOCKS == 1 ? 0 : coord.rank * UNITS, coord);
-  Resets of_cells;
-  of_cells.start(params, cells, 0, WORD);
-  of_cells.masks(carried.masks, 0);
-  if (IN_ROWS) read_constants(carried.constants, shared.constants, coord);  // there are registers for them
+  Resets cell_resets;
+  cell_resets.start(params, cells, 0, WORD);
+  cell_resets.masks(carried.masks, 0);
+  if (IN_ROWS) read_constants(carried.constants, shared.constants, coord);  // here, registers suffice for them
 
-  Loop loop{params, shared, coord, ring, units, weights, scale, cells, of_cells, h_operand, carried, loader, results, steps};
+  Loop loop{params, shared, coord, ring, units, weights, scale, cells, cell_resets, h_operand, carried, loader, results, steps};
   auto run = [&](int begin, int end) {
     for (int t = begin; t < end; t++, units.step++) loop.step_forward(t);
   };
@@ -278,16 +285,16 @@ flashrnn_forward(PARAMETERS) {
 #else
   if constexpr (RESET) {
     for (int begin = 0, end; begin < steps; begin = end) {
-      end = min((begin + 1) / WORD * WORD + WORD - 1, steps);  // a step reads the masks of the next one
+      end = min((begin + 1) / WORD * WORD + WORD - 1, steps);  // a step reads the masks of the next step
       run(begin, end);
-      of_cells.move_on(end + 1 + WORD);
+      cell_resets.move_on(end + 1 + WORD);
     }
   } else {
     run(0, steps);
   }
 #endif
 
-  // Epilogue: the last results; no block ends while others may still send to it.
+  // Epilogue: the last results. No block exits while others may still send to it.
   results.store(carried.s, params, coord);
   store_states(carried.s, params, cells);
 #ifdef LAYERS

@@ -1,9 +1,10 @@
-// The lane's cells in the forward: their states before the loop, a step, and its results.
+// The lane's cells in the forward: initialisation, an element-wise step, and its results.
 #pragma once
 #include "resident/kernels/cells.cuh"
 #include "resident/kernels/unit_reductions.cuh"
 
-// A warp whose sums are complete, and those of its cells, initializes them with the biases, which then cost nothing.
+// Whether the recurrent sums are initialised with the biases, which then cost nothing: possible if a warp's sums are
+// complete and belong to its own cells.
 constexpr bool SUM_HAS_BIAS = K_SLICES == 1 && !IN_ROWS && !SCALED;
 DEVICE void begin_sums(float (&c)[GR][BATCH_TILES][4], const float (&b)[GATES][CELLS]) {
   if constexpr (SUM_HAS_BIAS) {
@@ -15,19 +16,19 @@ DEVICE void begin_sums(float (&c)[GR][BATCH_TILES][4], const float (&b)[GATES][C
   }
 }
 
-// What a lane carries from step to step of its cells.
+// Values that a lane carries from step to step for its cells.
 struct CarriedCells {
-  float s[STATES][CELLS];                // their states
-  float b[GATES][CELLS];                 // their biases
+  float s[STATES][CELLS];                // the states
+  float b[GATES][CELLS];                 // the biases
   float constants[CONSTANTS + 1][PAIR];  // biases of gates that are not stored
   u32 masks[PAIRS];                      // of the step: see Resets
 };
 
-// Locates the lane's cells, and loads their states before the first step and their biases.
+// Sets the coordinates of the lane's cells, and loads their initial states and biases.
 DEVICE void load_cells(LaneCells& cells, CarriedCells& carried, const Params& params, const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
-    cells.sequence[q] = coord.of_batch(coord.sequence(q));
+    cells.sequence[q] = coord.batch_index(coord.sequence(q));
     cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.has_sequence(coord.sequence(q));
     cells.element[q] = coord.head * D + coord.unit(q);
 #pragma unroll
@@ -37,12 +38,13 @@ DEVICE void load_cells(LaneCells& cells, CarriedCells& carried, const Params& pa
   }
 }
 
-// Return the bias of gate j of cell q: that of a gate that is not stored is among the constants.
+// Returns the bias of gate j of cell q: `of_stored`, or one of the constants if the gate is not stored.
 DEVICE float bias_of(int j, float of_stored, const float (&constants)[CONSTANTS + 1][PAIR], int q) {
   return STORED_OF[j] < 0 ? constants[CONSTANT_OF[j] >= 0 ? CONSTANT_OF[j] : 0][q % PAIR] : of_stored;
 }
 
-// Results of a step. They are stored after the next step has begun its product, which waits for nothing but h.
+// The results of a step, which are stored during the following step, after its product has started: that waits for h
+// only.
 struct Results {
   StoredCells h;
   ResidualGates gates[PAIRS];
@@ -51,7 +53,7 @@ struct Results {
   scalar* h_to[PAIRS];
   aux_number* aux_to[PAIRS];
   gate* gates_to[PAIRS];
-  i64 aux_stride;  // from state to state
+  i64 aux_stride;  // between states
   DEVICE void start(const Params& params, const LaneCells& cells, const ThreadCoord& coord) {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
@@ -61,7 +63,7 @@ struct Results {
         const int number = coord.unit(p * PAIR) * GATES;
         gates_to[p] += in_pieces(number) - (coord.head * D * (GATES - 1) + number);
       }
-      if constexpr (HEAD_NUMBERS > D * STORED)  // statistics, or filled up
+      if constexpr (HEAD_NUMBERS > D * STORED)  // statistics, or padding to whole cache lines
         gates_to[p] += ((cells.sequence[p * PAIR] * params.row_b - params.row_t) * HEADS + coord.head) * (HEAD_NUMBERS - D * STORED);
       asm_fence(h_to[p]), asm_fence(aux_to[p]), asm_fence(gates_to[p]);
     }
@@ -83,8 +85,9 @@ struct Results {
   }
 };
 
-// One step of the lane's cells, from inputs v, recurrent sums u and what is carried: `carried` gets the new states, `results` the gates. Where
-// the step reduces over units, `recurrent_sums` computes u, as late as possible.
+// Computes one element-wise step of the lane's cells from inputs v, recurrent sums u and what is carried. Sets the new
+// states in `carried` and the stored gates in `results`. If the step reduces over units, recurrent_sums(u) computes u,
+// as late as possible.
 #if REDUCES
 template <class RecurrentSums>
 DEVICE void step_cells(CarriedCells& carried, Results& results, const float (&v)[GI][CELLS], const RecurrentSums& recurrent_sums,
@@ -94,7 +97,7 @@ DEVICE void step_cells(CarriedCells& carried, Results& results, const float (&v)
 #pragma unroll
     for (int q = 0; q < CELLS; q++)
 #pragma unroll
-      for (int j = 0; j < GATES; j++)  // the first pair has the biases of all
+      for (int j = 0; j < GATES; j++)  // the biases of the first pair are those of all pairs
         if (RECURRENT_OF[j] >= 0 == recurrent)
           g[j][q] = assemble_gate<SUM_HAS_BIAS>(j, bias_of(j, carried.b[j][q % PAIR], carried.constants, q), true,
                                                 [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
@@ -148,6 +151,7 @@ DEVICE void step_cells(CarriedCells& carried, Results& results, const float (&v)
 }
 #endif
 
+// Stores the states after the last step.
 DEVICE void store_states(const float (&s)[STATES][CELLS], const Params& params, const LaneCells& cells) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++)

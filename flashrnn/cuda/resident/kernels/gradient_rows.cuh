@@ -1,51 +1,52 @@
-// The rows over which d_R is summed, those of the gates' gradients and those of h before the step, and their loads to shared
-// memory while the time loop writes them.
+// The rows over which d_R is summed (the gradients of the gates, and the previous h), and their loads to shared memory
+// while the time loop writes them.
 #pragma once
 #include "resident/kernels/chunks.cuh"
 #include "kernels/previous_h.cuh"
 #include "resident/kernels/warpgroup.cuh"
 
 constexpr int TOGETHER = ROWS / CHUNK_UNIT;  // blocks of CHUNK_UNIT rows in a load
-// Bytes of a load in shared memory: splits of the gates' gradients, then splits of h.
+// Bytes of a load in shared memory: all splits of the gates' gradients, then all splits of h.
 constexpr int BLOCK = ROWS * BLOCK_ROW;
 constexpr int LEFT = UNITS / BLOCK_COLUMNS * BLOCK, RIGHT = (COLUMNS + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS * BLOCK;
 constexpr int STAGE = SPLITS * (LEFT + RIGHT);
 constexpr int COLUMN_TILES = (D + COLUMNS - 1) / COLUMNS, UNIT_TILES = (GR * D + UNITS - 1) / UNITS;
 constexpr i64 ROW = i64(HEADS) * D;
-// Elements of a copy: 16 bytes, or the largest power of two that divides the head's size.
+// Elements of a copy: 16 bytes, or as many as the largest power of two that divides the head size.
 constexpr int VECTOR = BYTES == 4 ? 4 : D % 8 == 0 ? 8 : D % 4 == 0 ? 4 : 2;
 static_assert(D % VECTOR == 0 && COLUMNS % 8 == 0 && ROWS % CHUNK_UNIT == 0);
 
-// The tile's position in d_R.
+// The position of a tile in d_R.
 struct Tile {
   int head, unit, column;
   DEVICE Tile(int i) : head(i / (COLUMN_TILES * UNIT_TILES)), unit(i / COLUMN_TILES % UNIT_TILES * UNITS),
                        column(i % COLUMN_TILES * COLUMNS) {}
 };
 
-constexpr int power_of_two(int most) { return most < 2 ? 1 : 2 * power_of_two(most / 2); }  // the largest
+constexpr int power_of_two(int most) { return most < 2 ? 1 : 2 * power_of_two(most / 2); }  // not greater than `most`
 
-// A thread copies the same columns of every AT_ONCE-th row.
+// A thread copies the same columns of every AT_ONCE-th row of the gradients, and of every H_AT_ONCE-th row of h.
 constexpr int VECTORS = UNITS / VECTOR, AT_ONCE = THREADS / VECTORS;
 constexpr int H_VECTORS = COLUMNS / VECTOR, H_AT_ONCE = power_of_two(THREADS / H_VECTORS);
 constexpr int COPIES = ROWS / AT_ONCE, H_COPIES = (ROWS + H_AT_ONCE - 1) / H_AT_ONCE;
 static_assert(ROWS % AT_ONCE == 0 && H_COPIES <= 32);
 
-// The rows of a load: TOGETHER blocks of CHUNK_UNIT rows, of as many blocks as there are sequences. In batch-major memory a block
-// is CHUNK_UNIT steps of a sequence; in time-major memory the blocks are CHUNK_UNIT steps of all sequences, in order.
+// The rows of a load: TOGETHER blocks of CHUNK_UNIT rows. There are as many blocks as sequences. In batch-major memory,
+// a block is CHUNK_UNIT steps of one sequence; in time-major memory, the blocks are CHUNK_UNIT steps of all sequences,
+// in memory order.
 struct Cursor {
-  int step, block;                            // the first of both; steps before the first one are negative
-  unsigned char reset[RESET ? H_COPIES : 1];  // of the rows whose h the thread copies
+  int step, block;                            // the first step and block; steps before the beginning are negative
+  unsigned char reset[RESET ? H_COPIES : 1];  // of the rows of h that the thread copies
   DEVICE void advance(int sequences) {
     block += TOGETHER;
     if (block >= sequences) block = 0, step -= CHUNK_UNIT;
   }
 };
 
-// The tensors. Batch and time may be swapped in memory: steps are row_t rows apart.
+// The tensors. Batch and time may be swapped in memory: consecutive steps are row_t rows apart.
 struct Rows {
   const scalar *d_x, *d_u, *h, *initial;  // [B, T, GI, N, D], [B, T, GU, N, D], [B, T, N, D], [B, N, D] or null
-  const unsigned char* reset;             // [B, T], in this order
+  const unsigned char* reset;             // [B, T], always batch-major
   int sequences, steps, row_t;
   DEVICE explicit Rows(const Params& params)
       : d_x(params.d_x), d_u(params.d_u), h(params.h), initial(params.initial), reset(params.reset),
@@ -53,19 +54,19 @@ struct Rows {
   DEVICE bool batch_outside() const { return row_t == 1; }
 };
 
-// The addresses from which a thread copies.
+// The source addresses of a thread's copies.
 struct RowSource {
   Rows rows;
-  const scalar* gradients;  // of the thread's units, in row 0
-  i64 stride;               // from row to row
-  int of_head;              // the thread's column among all heads' units
+  const scalar* gradients;  // the thread's columns in row 0
+  i64 stride;               // between rows
+  int head_column;              // the thread's column of h in a row [N, D]
   bool has_units, has_column;
-  DEVICE RowSource(const Rows& rows, const Tile& tile) : rows(rows), gradients(rows.d_x), stride(0), of_head(0) {
+  DEVICE RowSource(const Rows& rows, const Tile& tile) : rows(rows), gradients(rows.d_x), stride(0), head_column(0) {
     const int unit = tile.unit + threadIdx.x % VECTORS * VECTOR, gate = unit / D;
     const int column = tile.column + threadIdx.x % H_VECTORS * VECTOR;
     has_units = tile.head < HEADS && gate < GR;
     has_column = tile.head < HEADS && column < D;
-    if (has_column) of_head = tile.head * D + column;
+    if (has_column) head_column = tile.head * D + column;
     if (!has_units) return;
     const bool from_x = INPUT_OF[gate] >= 0;
     stride = (from_x ? GI : GU) * ROW;
@@ -73,7 +74,7 @@ struct RowSource {
   }
   DEVICE static bool copies_h() { return threadIdx.x / H_VECTORS < min(H_AT_ONCE, ROWS); }
 
-  // Return the first load from `step` on; advance() goes to the next one.
+  // Returns the first load from `step` on; advance() moves to the next one.
   DEVICE Cursor first(int step) const {
     Cursor at{step, 0};
     read_resets(at);
@@ -81,20 +82,21 @@ struct RowSource {
   }
   DEVICE void advance(Cursor& at) const { at.advance(rows.sequences), read_resets(at); }
 
-  // Calls left(i, from, valid) for the thread's copies i of the gates' gradients, and right for those of h.
+  // Calls left(i, from, valid) for each copy i of the thread from the gates' gradients, and right(i, from, valid) for
+  // those from h. Copies that are not `valid` write zeros.
   template <class Left, class Right>
   DEVICE void each_row(const Cursor& at, Left left, Right right) const {
     const bool batch_outside = rows.batch_outside();
     const i64 first = batch_outside ? i64(at.block) * rows.steps + at.step : i64(at.step) * rows.sequences + at.block * CHUNK_UNIT;
-    const int apart = batch_outside ? rows.steps : CHUNK_UNIT;  // rows between blocks
+    const int apart = batch_outside ? rows.steps : CHUNK_UNIT;  // rows between consecutive blocks
     auto offset = [&](int row) { return i64(row / CHUNK_UNIT) * apart + row % CHUNK_UNIT; };
     const int own = threadIdx.x / VECTORS, own_h = threadIdx.x / H_VECTORS;
-    u32 zero = 0;  // a bit for each copy of h
+    u32 zero = 0;  // one bit for each copy of h: whether a reset precedes its step
 #pragma unroll
     for (int i = 0; RESET && i < H_COPIES; i++) zero |= u32(at.reset[i] != 0) << i;
-    if (at.step > 0 && at.block + TOGETHER <= rows.sequences) {  // all rows exist, and none is of a first step
+    if (at.step > 0 && at.block + TOGETHER <= rows.sequences) {  // all rows exist, and none is a first step
       const scalar* from = gradients + (first + offset(own)) * stride;
-      const scalar* from_h = rows.h + (first + offset(own_h) - rows.row_t) * ROW + of_head;
+      const scalar* from_h = rows.h + (first + offset(own_h) - rows.row_t) * ROW + head_column;
 #pragma unroll
       for (int i = 0; i < COPIES; i++) left(i, from + offset(i * AT_ONCE) * stride, has_units);
 #pragma unroll
@@ -109,7 +111,7 @@ struct RowSource {
         const bool first_step = batch_outside ? at.step + row % CHUNK_UNIT == 0 : index < rows.sequences;
         return previous_h(rows.h, rows.initial, index, i64(rows.row_t), first_step, [&] { return sequence; });
       };
-      constexpr int UNROLLED = BYTES == 2 || AHEAD > 0 ? 1 : ROWS;  // registers cannot be indexed
+      constexpr int UNROLLED = BYTES == 2 || AHEAD > 0 ? 1 : ROWS;  // registers cannot be indexed dynamically
 #pragma unroll UNROLLED
       for (int i = 0; i < COPIES; i++) {
         const int row = own + i * AT_ONCE;
@@ -120,19 +122,19 @@ struct RowSource {
       for (int i = 0; i < H_COPIES && copies_h(); i++) {
         const int row = own_h + i * H_AT_ONCE;
         const scalar* before = has_column && !(zero >> i & 1) && exists(row) ? h_before(row) : nullptr;
-        right(i, (before ? before : rows.h) + of_head, before);
+        right(i, (before ? before : rows.h) + head_column, before);
       }
     }
   }
 
-  // Called one load ahead, because a copy has to wait for its reset.
+  // Reads the resets of a load. Called one load ahead, because copies of h must wait for them.
   DEVICE void read_resets(Cursor& at) const {
     if constexpr (RESET) {
       const u32 sequences = rows.sequences, reciprocal = 0xffffffffu / sequences + 1;
 #pragma unroll
       for (int i = 0; i < H_COPIES; i++) {
         const u32 row = threadIdx.x / H_VECTORS + i * H_AT_ONCE, in_order = at.block * CHUNK_UNIT + row;
-        // In time-major memory there are 2 to 16,383 sequences, those of a loop of one wave: then the product is exact.
+        // Exact for the 2 to 16,383 sequences of a loop that runs in one wave in time-major memory.
         const u32 later = rows.batch_outside() ? row % CHUNK_UNIT : __umulhi(in_order, reciprocal);
         const u32 sequence = rows.batch_outside() ? at.block + row / CHUNK_UNIT : in_order - later * sequences;
         const int step = at.step + int(later);
@@ -143,13 +145,14 @@ struct RowSource {
   }
 };
 
-// The addresses to which a thread copies, in the shared memory of a load, `stage`.
+// The destination addresses of a thread's copies in a stage of shared memory.
 struct Destination {
-  // Return the offset of an element in the blocks of a matrix.
+  // Returns the offset of an element in a matrix, which is stored in blocks of BLOCK_COLUMNS columns.
   DEVICE static u32 in_blocks(int row, int column) {
     return column / BLOCK_COLUMNS * BLOCK + swizzled(row, column % BLOCK_COLUMNS / 8) + column % 8 * 2;
   }
-  // Return the offset of the same column `rows` rows later; a power of two greater than the row divides `rows`.
+  // Returns the offset of the same column `rows` rows later. `rows` must be divisible by a power of two greater than
+  // the row.
   DEVICE static u32 further(u32 offset, int rows) { return (offset ^ rows % 8 * 16) + rows * BLOCK_ROW; }
   u32 left, right;
   DEVICE Destination(u32 stage)
@@ -167,14 +170,14 @@ DEVICE void copy_load(u32 stage, const RowSource& source, const Cursor& at) {
       [&](int i, const scalar* from, bool valid) { copy_async<VECTOR * BYTES>(to.right_row(i), from, valid); });
 }
 
-// Stores the parts that four numbers are split into.
+// Stores the splits of four floats, `apart` bytes apart.
 DEVICE void store_splits(u32 to, int apart, const uint4& v) {
   PairOf<float> low{__uint_as_float(v.x), __uint_as_float(v.y)}, high{__uint_as_float(v.z), __uint_as_float(v.w)};
 #pragma unroll
   for (int p = 0; p < SPLITS; p++) store_shared(to + p * apart, make_uint2(low.next_split(), high.next_split()));
 }
 
-// float32: through registers, where numbers are split.
+// float32: through registers, where floats are split.
 struct Floats {
   uint4 left[COPIES], right[H_COPIES];
   DEVICE void load(const RowSource& source, const Cursor& at) {
@@ -193,7 +196,8 @@ struct Floats {
   }
 };
 
-// TF32, whose parts leave room: by asynchronous copies to memory of the thread's own, AHEAD loads ahead.
+// TF32, whose two splits leave space in shared memory: asynchronous copies to the thread's own part of it, AHEAD loads
+// ahead.
 constexpr bool COPIES_FLOATS = BYTES == 4 && AHEAD > 0;
 constexpr int OWN_COPIES = COPIES + H_COPIES, COPIED = COPIES_FLOATS ? OWN_COPIES * THREADS * 16 : 0;  // bytes of a load
 struct CopiedFloats {

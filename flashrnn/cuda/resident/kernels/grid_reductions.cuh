@@ -1,43 +1,45 @@
 // Reductions over the units of a head within a step, between the blocks of a grid.
 //
-// Every warp reduces its units by shuffles and publishes its parts in global memory, so that a block need not wait for its own warps.
-// Those of a unit tile are a row of whole cache lines of their own: where several blocks write to a line that all poll, waiting takes
-// two to three times as long. All threads poll, a row by SEQS of them, and what the warps have added up comes to all through shared
-// memory.
+// Every warp reduces its units by shuffles and publishes the result, its part, in global memory, so that a block need
+// not wait for its own warps. The parts of a unit tile are a row of whole cache lines: polling takes two to three times
+// as long if several blocks write to the same line. All threads poll, SEQS threads per row, and the warps' sums are
+// passed to all threads through shared memory.
 #pragma once
 #include "resident/kernels/warp_parts.cuh"
 
-// Return where the next cache line begins.
+// Returns the beginning of the next cache line.
 DEVICE u64* cache_line(u64* words) { return reinterpret_cast<u64*>((reinterpret_cast<i64>(words) + 127) / 128 * 128); }
 
 struct GridReductions {
   static constexpr int PART = EXCHANGED_PAIRS > 1 ? (EXCHANGED_PAIRS + 1) / 2 * 2 : 1;  // words of a part: whole vectors
   static constexpr int ROWS = BLOCKS * UNIT_TILES, ROW_WORDS = (SEQS * PART + 15) / 16 * 16;
-  static constexpr i64 WORDS = i64(EXCHANGE_BUFFERS) * ROWS * ROW_WORDS;  // of a group, in global memory
+  static constexpr i64 WORDS = i64(EXCHANGE_BUFFERS) * ROWS * ROW_WORDS;  // words of a group in global memory
   static constexpr int AT_ONCE = THREADS / SEQS, OF_WARP = 32 / SEQS;     // rows
-  static constexpr int ROUNDS = (ROWS + AT_ONCE - 1) / AT_ONCE, TOGETHER = ROUNDS < 4 ? ROUNDS : 4;  // rows of a thread
-  static constexpr int ADDERS = ROWS < AT_ONCE ? (ROWS + OF_WARP - 1) / OF_WARP : WARPS;             // warps with rows
+  static constexpr int ROUNDS = (ROWS + AT_ONCE - 1) / AT_ONCE, TOGETHER = ROUNDS < 4 ? ROUNDS : 4;  // rows per thread
+  static constexpr int ADDERS = ROWS < AT_ONCE ? (ROWS + OF_WARP - 1) / OF_WARP : WARPS;             // warps that poll
   static constexpr int SUM_FLOATS = WARPS * SEQS * 4 * EXCHANGED_VECTORS;
-  static constexpr int SHARED = 2 * SUM_FLOATS * 4;  // threads may still read those of the exchange before
+  static constexpr int SHARED = 2 * SUM_FLOATS * 4;  // threads may still read the previous exchange
   static_assert(!GRID || HOLDERS == 1);
-  float* memory;   // in shared memory: parts [2][warp][place][VECTORS of 4]
+  float* memory;   // in shared memory: sums [2][warp][place][VECTORS of 4]
   u64* published;  // [buffer][row][place][PART]
   const ThreadCoord& coord;
 
-  // Return the place in a row of the sequence of the lane's pair p: those of a warp are one after the other.
+  // Returns the place in a row of the lane's pair p, i.e. of its sequence. The places of a warp's sequences are
+  // consecutive.
   DEVICE int place(int p) const {
     return (coord.cell_slice * PAIRS + p) * (32 / SEQUENCE_LANES) + coord.lane % (32 / SEQUENCE_LANES);
   }
   DEVICE u64* row(int buffer, int number) const { return published + i64(buffer * ROWS + number) * ROW_WORDS; }
-  // Clears what this block publishes.
+  // Clears the words that this block publishes.
   DEVICE void clear() const {
     for (int buffer = 0; buffer < EXCHANGE_BUFFERS; buffer++)
       for (int i = threadIdx.x; i < UNIT_TILES * ROW_WORDS; i += THREADS) publish_phase(row(buffer, coord.rank * UNIT_TILES) + i, {}, 0);
   }
 
-  // `buffer`: of the exchange, whose number in the step is NUMBER.
+  // Reduces over the units of the head, as UnitReductions::reduce. `buffer` is that of exchange NUMBER of the step. All
+  // threads of the block call this.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(int buffer, u32 phase, const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS],
+  DEVICE void reduce(int buffer, u32 phase, const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
                      float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     float* parts = memory + NUMBER % 2 * SUM_FLOATS;
@@ -45,7 +47,7 @@ struct GridReductions {
 #pragma unroll
       for (int p = 0; p < PAIRS; p++) {
         Part part;
-        reduce_warp<SUMS, MOMENTS, MAXIMA>(part, of, p, coord);
+        reduce_warp<SUMS, MOMENTS, MAXIMA>(part, values, p, coord);
         if (coord.lane < 32 / SEQUENCE_LANES) publish(row(buffer, own_part(coord)) + place(p) * PART, part, phase ^ 1);
       }
     }
@@ -74,7 +76,7 @@ struct GridReductions {
   }
 
  private:
-  // Return how many units the rows have that a warp adds up.
+  // Returns the number of units in the rows that a warp adds up.
   static DEVICE float units_of_warp(int warp) {
     float units = 0;
 #pragma unroll
@@ -86,7 +88,8 @@ struct GridReductions {
       }
     return units;
   }
-  // The words of a part in pairs. The lowest bit of a pair's first word is lost: shifts and maxima, the last words, are second ones.
+  // Stores a part as pairs of words. The lowest bit of a pair's first word is lost to the phase, so shifts and maxima,
+  // which are the last words of a part, are second words.
   template <class Part>
   static DEVICE void publish(u64* to, const Part& part, u32 phase) {
     auto word = [&](int i) { return i < 0 ? 0 : __float_as_uint(part.words[i < 0 ? 0 : i]); };
@@ -98,6 +101,7 @@ struct GridReductions {
     }
     if (Part::PAIRS % 2) publish_phase(to + Part::PAIRS - 1, pair(Part::PAIRS - 1), phase);
   }
+  // A part as it is published, in pairs of words.
   template <class Part>
   struct Pairs {
     uint2 two[Part::PAIRS / 2 + 1][2], one;
@@ -122,7 +126,7 @@ struct GridReductions {
     }
   };
 
-  // Adds up the warp's rows of the lane's sequence, from `column` of row 0 on.
+  // Adds up the rows that this warp polls, for the lane's sequence. `column` is that sequence's part in row 0.
   template <class Part>
   DEVICE void add_published(Part& sum, const u64* column, u32 phase) const {
     const int own = static_cast<int>(threadIdx.x) / SEQS;
@@ -141,7 +145,7 @@ struct GridReductions {
     }
     sum.template add_lanes<SEQS>();
   }
-  // Sets the sum of a lane to that of no part, with the shifts of the warp's first row.
+  // Initialises a lane's sum as that of no part, with the shifts of the warp's first row.
   template <class Part>
   DEVICE void begin(Part& sum, const Part& part) const {
 #pragma unroll
@@ -150,7 +154,8 @@ struct GridReductions {
       sum.words[i] = i < Part::ADDED ? 0 : is_shift ? __shfl_sync(~0u, part.words[i], coord.lane % SEQS) : -INFINITY;
     }
   }
-  // Waits for every row from number `own` on that the thread polls, for all that is missing at once: that takes as long as for one.
+  // Waits for the TOGETHER rows of this thread, from number `own` on, AT_ONCE apart. Polls all missing rows at once,
+  // which takes as long as polling one.
   template <class Part>
   static DEVICE void poll(Pairs<Part> (&pairs)[TOGETHER], const u64* column, int own, u32 phase) {
     bool here[TOGETHER], all = false;

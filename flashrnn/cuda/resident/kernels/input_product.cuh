@@ -1,34 +1,35 @@
-// The input product of a layer while the layer below computes its h: h [rows, K] times W^T, W being [WIDTH, K], chunk by chunk of
-// steps. With BACKWARD, the gradient of h of the layer below, while the layer computes the gradients of its gates, [rows, K]: these
-// times W, being [K, WIDTH], from the last step to the first. A block has COLUMNS of the WIDTH columns, whose part of W stays in its
-// shared memory, and all rows, ROWS at a time.
+// The input product of a layer, computed chunk by chunk while the layer below computes its h: h [rows, K] times W^T,
+// where W is [WIDTH, K]. With BACKWARD, the gradient of h of the layer below, computed while the layer computes the
+// gradients of its gates [rows, K]: these times W, which is [K, WIDTH], from the last step to the first. A block
+// computes COLUMNS of the WIDTH columns for all rows, ROWS at a time; its part of W stays in shared memory.
 //
-// A warp multiplies WARP_ROWS rows by WARP_COLUMNS columns. In the products, 32 columns are in such an order that a lane's sums
-// of a row are eight neighbours, which it stores at once: column 2 l + e of tile i is column 8 l + 2 i + e of the 32.
+// A warp computes WARP_ROWS rows by WARP_COLUMNS columns. In each 32 columns of the product, column 2l + e of tile i
+// holds column 8l + 2i + e of the result, so that a lane's sums of a row are eight neighbouring columns, which it
+// stores at once.
 #pragma once
 #include "kernels/common.cuh"
 #include "resident/kernels/layers.cuh"
 
-constexpr int THREADS = 256, DEPTH = 64;  // DEPTH: of K in a stage of shared memory
+constexpr int THREADS = 256, DEPTH = 64;  // DEPTH: elements along K of a stage
 constexpr int WARP_COLUMNS = COLUMNS < 64 ? COLUMNS : 64, ROW_WARPS = THREADS / 32 / (COLUMNS / WARP_COLUMNS);
 constexpr int WARP_ROWS = ROWS / ROW_WARPS, ROW_TILES = WARP_ROWS / 16, COLUMN_TILES = WARP_COLUMNS / 8;
 constexpr int DEPTHS = (K + DEPTH - 1) / DEPTH;
-// Bytes between columns of W, eight of which never share a bank; with BACKWARD, between rows.
+// Bytes between columns of W, such that eight of them access different banks; with BACKWARD, between rows.
 constexpr int PITCH = BACKWARD ? COLUMNS * 2 : DEPTHS * DEPTH * 2 + 16;
 constexpr int WEIGHT_BYTES = (BACKWARD ? DEPTHS * DEPTH : COLUMNS) * PITCH, STAGE = ROWS * DEPTH * 2;
 constexpr int VECTORS = DEPTH / 8, AT_ONCE = THREADS / VECTORS, COPIES = ROWS / AT_ONCE;  // copies of a thread
 static_assert(BYTES == 2 && K % 8 == 0 && WIDTH % 8 == 0 && COLUMNS % 32 == 0 && WARP_ROWS % 16 == 0 && ROWS % AT_ONCE == 0);
 static_assert(WEIGHT_BYTES + STAGES * STAGE == SHARED_BYTES_EXPECTED);
 
-// The rows of a chunk, of LAYER_CHUNK steps of each sequence; at the end of the sequences some do not exist.
+// The rows of a chunk: LAYER_CHUNK steps of each sequence. Steps outside of the sequences do not exist.
 struct Chunk {
-  int first_step, B, T;  // the first step may be negative
+  int first_step, B, T;  // first_step may be negative
   bool time_major;
   DEVICE Chunk(const Params& params, int number)
       : first_step(BACKWARD ? int(params.T) - (number + 1) * LAYER_CHUNK : number * LAYER_CHUNK), B(int(params.B)), T(int(params.T)),
         time_major(params.row_t != 1) {}
   DEVICE int rows() const { return B * LAYER_CHUNK; }
-  // Return the index in memory of row r; negative: there is none.
+  // Returns the index of row r in memory, or a negative number if it does not exist.
   DEVICE i64 operator()(int r) const {
     const int step = first_step + (time_major ? r / B : r % LAYER_CHUNK);
     if (r >= rows() || step < 0 || step >= T) return -1;
@@ -36,11 +37,11 @@ struct Chunk {
   }
 };
 
-// Return the column of the products that has column `column` of the block.
+// Returns the column of the product that holds column `column` of the block's result.
 DEVICE int place_of(int column) { return column / 32 * 32 + column % 8 / 2 * 8 + column % 32 / 8 * 2 + column % 2; }
 
-// Return which 16 bytes of row k of W, with BACKWARD, are the first ones there: vector v is at position v ^ first_vector(k), so that
-// the same vector of eight rows never shares a bank.
+// BACKWARD: the swizzle of row k of W in shared memory. The 16-byte vector v is at position v ^ first_vector(k), so
+// that the same vector of eight rows is in different banks.
 DEVICE constexpr int first_vector(int k) {
   constexpr int IN_ROW = COLUMNS / 8;
   return IN_ROW < 8 ? k / (8 / IN_ROW) % IN_ROW : k % 8;
@@ -65,10 +66,10 @@ DEVICE void copy_weights(u32 to, const scalar* W) {
   }
 }
 
-// Return the offset of 16 bytes of a stage: vector v of row r is at position v ^ r % 8 of the row.
+// Returns the offset of a 16-byte vector in a stage: vector v of row r is at position v ^ r % 8 of the row.
 DEVICE constexpr u32 in_stage(int row, int vector) { return row * (DEPTH * 2) + (vector ^ row % 8) * 16; }
 
-// The rows of h that a thread copies.
+// The source addresses of the rows that a thread copies.
 struct Rows {
   const scalar* from[COPIES];  // null: zeros
   DEVICE Rows(const scalar* h, const Chunk& chunk, int first) {
@@ -78,7 +79,7 @@ struct Rows {
       from[i] = row < 0 ? nullptr : h + row * K + threadIdx.x % VECTORS * 8;
     }
   }
-  // Starts the copies of stage number `depth` of K.
+  // Starts the copies of part number `depth` of K into a stage.
   DEVICE void copy(u32 stage, int depth) const {
     if (depth < DEPTHS) {
       const bool inside = K % DEPTH == 0 || depth * DEPTH + threadIdx.x % VECTORS * 8 < K;
@@ -95,12 +96,12 @@ struct Rows {
 
 using Sums = float[ROW_TILES][COLUMN_TILES][4];
 
-// What a lane loads of W: two tiles at once, of the columns from n on and of 16 of K.
+// Loads fragments of W: two tiles at once, for 16 columns from n on and 16 elements of K.
 struct Weights {
-  u32 first;   // of the lane's column, or with BACKWARD its row
-  u32 vector;  // with BACKWARD: offset in the row
+  u32 first;   // address for the lane's column or, with BACKWARD, row
+  u32 vector;  // BACKWARD: offset in the row
   DEVICE Weights(u32 shared, int own_column, int lane) {
-    // Lanes 8 to 15 pass the next eight of K, and lanes 16 to 31 the next eight columns.
+    // For ldmatrix, lanes 8 to 15 pass the next eight elements of K, and lanes 16 to 31 the next eight columns.
     const int column = own_column + lane / 16 * 8, k = lane / 8 % 2 * 8, row = lane % 8;
     first = shared + (BACKWARD ? (k + row) * PITCH : (column + row) * PITCH + k * 2);
     vector = (column / 8 ^ first_vector(row)) * 16;
@@ -111,7 +112,7 @@ struct Weights {
   }
 };
 
-// Adds the products of a stage of h, which has the part of K from `depth` on.
+// Adds the products of a stage, which holds the part of K from `depth` on.
 DEVICE void add_products(Sums& c, u32 stage, const Weights& weights, int depth, int first_row) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -130,6 +131,7 @@ DEVICE void add_products(Sums& c, u32 stage, const Weights& weights, int depth, 
   }
 }
 
+// Rounds and stores the warp's sums, except for rows and columns that do not exist.
 DEVICE void store_sums(const Sums& c, scalar* product, const Chunk& chunk, int first_row, int first_column) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -149,7 +151,7 @@ DEVICE void store_sums(const Sums& c, scalar* product, const Chunk& chunk, int f
     }
 }
 
-// Computes the products of ROWS rows of a chunk, from `first` on.
+// Computes ROWS rows of a chunk, from `first` on.
 DEVICE void multiply_rows(const Params& params, const Chunk& chunk, int first, u32 shared_weights, u32 stages) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int own_row = warp % ROW_WARPS * WARP_ROWS, own_column = warp / ROW_WARPS * WARP_COLUMNS;
@@ -165,12 +167,12 @@ DEVICE void multiply_rows(const Params& params, const Chunk& chunk, int first, u
     add_products(c, stages + stage * STAGE, weights, depth * DEPTH, own_row);
   }
   store_sums(c, params.product, chunk, first + own_row, blockIdx.x * COLUMNS + own_column);
-  __syncthreads();  // before the next rows are copied
+  __syncthreads();  // before the next rows overwrite the stages
 }
 
-// Params: types and shapes are in parameters.py. rows, W -> product. Batch and time of the rows and the product may be swapped in
-// memory: steps are row_t rows apart. Each of `producers` blocks adds one to the word in `arrived` of each chunk of the rows that it
-// has stored, as each block of this kernel does in `done`.
+// Params: types and shapes are in parameters.py. rows, W -> product. Batch and time of the rows and of the product may
+// be swapped in memory: consecutive steps are row_t rows apart. Each of `producers` blocks increments the word in
+// `arrived` of each chunk of the rows after storing it; each block of this kernel does the same in `done`.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_input_product(PARAMETERS) {
   launch_dependents();
@@ -185,5 +187,5 @@ flashrnn_input_product(PARAMETERS) {
     for (int first = 0; first < chunk.rows(); first += ROWS) multiply_rows(params, chunk, first, weights, stages);
     count_chunk(params.done, number, threadIdx.x == 0);
   }
-  wait_for_primary();  // so that all kernels before this one are done when it is
+  wait_for_primary();  // so that all earlier kernels have completed when this one has
 }

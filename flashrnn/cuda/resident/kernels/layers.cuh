@@ -1,31 +1,33 @@
-// Layers of a network that run at the same time, each a chunk of LAYER_CHUNK steps and its input product after the one below. A
-// kernel waits for kernels that were launched before it alone: it is the programmatic dependent launch of the one before, whose
-// blocks are all running by then.
+// Layers of a network that run concurrently: each layer is one chunk of LAYER_CHUNK steps and its input product behind
+// the layer below. Every kernel is the programmatic dependent launch of the previous one, so it waits only for kernels
+// whose blocks are all running.
 #pragma once
 #include "kernels/memory.cuh"
 
-// Waits until `producers` blocks have counted the chunk in `counters`; null: all of it is there. For all threads of the block.
+// Waits until `producers` blocks have counted the chunk in `counters`; a null pointer means that all chunks are
+// available. All threads of the block call this.
 DEVICE void await_chunk(const u32* counters, int chunk, i64 producers) {
   if (!counters) return;
   if (threadIdx.x == 0) await(counters + chunk, u32(producers));
   __syncthreads();
 }
 
-// Counts a chunk, which this block has stored; null: nobody waits for it. For all threads of the block, of which those with
-// `counts` count.
+// Counts a chunk that this block has stored; a null pointer means that no kernel waits for it. All threads of the block
+// call this; those with `counts` increment the counter.
 DEVICE void count_chunk(u32* counters, int chunk, bool counts) {
   if (!counters) return;
   __syncthreads();
   if (counts) signal(counters + chunk);
 }
 
-// Runs the steps of a layer's loop: waits for each chunk of its inputs before the first of them is loaded, STAGES - 1 steps ahead, and
-// counts each chunk of its results when they are stored, in the step after it. In every step a barrier of a unit tile's threads
-// follows their loads and stores, so one of them (`leads`) waits a step earlier and counts for all: that takes the time in which
-// its warp would wait for other blocks. Returns the first chunk that is not counted yet.
+// Runs the steps of a layer's loop as run(begin, end). Waits for each chunk of the inputs before its first step is
+// loaded, STAGES - 1 steps ahead, and counts each chunk of the results once they are stored, one step later. In every
+// step, a barrier of the threads of a unit tile follows their loads and stores, so one of them (`leads`) waits and
+// counts for all. It waits one step early, when its warp would otherwise wait for other blocks. Returns the first chunk
+// that has not been counted.
 template <class Run>
 DEVICE int for_each_chunk(int steps, const u32* arrived, i64 producers, u32* done, bool leads, const Run& run) {
-#ifdef LAYERS  // others have this header, too, and may load more steps ahead
+#ifdef LAYERS  // other kernels include this header, and may load more steps ahead
   static_assert(STAGES < LAYER_CHUNK);
 #endif
   int chunk = 0;  // of the results
@@ -45,7 +47,8 @@ DEVICE int for_each_chunk(int steps, const u32* arrived, i64 producers, u32* don
   return chunk;
 }
 
-// Counts the last chunks, whose results are stored, and waits for the end of the kernel before: so all before it are done as well.
+// Counts the remaining chunks, whose results have been stored, and waits for the completion of the previous kernel, and
+// with it of all earlier ones.
 DEVICE void end_chunks(int chunk, int steps, u32* done, bool leads) {
   for (; chunk * LAYER_CHUNK < steps; chunk++) count_chunk(done, chunk, leads);
   wait_for_primary();

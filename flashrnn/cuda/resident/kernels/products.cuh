@@ -1,22 +1,25 @@
-// Products of R, which stays on the chip, with an operand tile, and the reduction of the sums of several warps.
+// Products of R, which stays on the chip, with an operand tile, and the reduction of the partial sums of several warps
+// (slice-K).
 #pragma once
 #include "resident/kernels/scale.cuh"
 
-// Left-operand fragments of mma that stay on the chip for the whole time loop: some in registers, the rest in shared memory.
-// Tile i of a warp is a 16 x 16 tile of R, or of R transposed, in SPLITS fragments; row r is unit 2r, row r + 8 unit 2r + 1.
+// The left-operand fragments of mma that stay on the chip for the whole time loop, some in registers, the rest in
+// shared memory. Tile i of a warp is a 16 x 16 tile of R, or of R transposed, in SPLITS fragments. Row r of a fragment
+// is unit 2r of the tile, and row r + 8 is unit 2r + 1.
 template <int TILES, int IN_REGISTERS, bool TRANSPOSED>
 struct Fragments {
   static constexpr int TOTAL = TILES * SPLITS;
   static constexpr int SHARED = (TOTAL - IN_REGISTERS) * 32 * 16;  // bytes of shared memory, per warp
-  // Both kinds alternate, so that products from registers hide the latency of loads from shared memory.
+  // Fragments in registers and in shared memory alternate, so that products of the former hide the latency of loading
+  // the latter.
   static DEVICE constexpr int register_index(int f) { return f * IN_REGISTERS / TOTAL; }
   static DEVICE constexpr bool in_registers(int f) { return register_index(f + 1) > register_index(f); }
-  u32 registers[IN_REGISTERS + 1][4];  // the last is never used: register_index of trailing shared fragments
-  u32 shared;  // address of this lane's part
+  u32 registers[IN_REGISTERS + 1][4];  // the last is unused: register_index of trailing shared fragments
+  u32 shared;  // address of this lane's part of the shared fragments
   Scale scale;  // SCALED: of the warp's tiles
 
-  // Loads R, in part by asynchronous copies, for which the warp has to wait.
-  // tile(i, row, column) points at elements (row, column) and (row, column + 1) of R's tile i; null outside R.
+  // Loads R, in part by asynchronous copies, for which the warp must wait before it uses the fragments. tile(i, row,
+  // column) is the address of elements (row, column) and (row, column + 1) of tile i of R, or null outside R.
   template <class Tile>
   DEVICE void load(char* memory, const scalar* R, const ThreadCoord& coord, Tile tile) {
     const u32 own = shared_address(memory) + coord.warp * SHARED;
@@ -48,13 +51,16 @@ struct Fragments {
     }
   }
   static constexpr int IN_SHARED = TOTAL - IN_REGISTERS, FRAGMENTS = IN_SHARED > 0 ? IN_SHARED : 1;
-  // Rows that begin at multiples of 16 bytes are copied in vectors of as many, and stay rows in shared memory, from which ldmatrix
-  // makes fragments. STAGED: those in registers too, through the memory of the others.
+  // BY_ROWS: rows that begin at multiples of 16 bytes are copied in 16-byte vectors and stay rows in shared memory;
+  // ldmatrix loads fragments from them. STAGED: so are the fragments that belong in registers, through the memory of
+  // the others.
   static constexpr bool BY_ROWS = !TRANSPOSED && SPLITS == 1 && D % 8 == 0;
   static constexpr bool STAGED = BY_ROWS && IN_REGISTERS > 0 && 2 * IN_SHARED >= IN_REGISTERS;
-  // Return the offset of a half of a row in a fragment of 16 rows of 32 bytes, such that ldmatrix reads from all banks.
+  // Returns the offset of half a row in a fragment of 16 rows of 32 bytes, swizzled such that ldmatrix reads from all
+  // banks.
   static DEVICE u32 row_offset(int row, int half) { return row * 32 + (half ^ (row / 4 % 2)) * 16; }
-  // Starts copies of `count` fragments, beginning with number `first` of a kind; index(k) is the tile of number k.
+  // Starts copies of `count` fragments of one kind (in registers or shared), from number `first` on. index(k) is the
+  // tile of fragment k of that kind.
   template <class Tile, class Index>
   DEVICE void copy_rows(u32 to, int first, int count, const scalar* R, const ThreadCoord& coord, Tile tile, Index index) const {
     const int row = coord.lane / 2;
@@ -64,6 +70,7 @@ struct Fragments {
       copy_async<16>(to + k * 512, from ? from : R, from);
     }
   }
+  // Loads the fragments in registers through shared memory at `to`.
   template <class Tile>
   DEVICE void load_registers(u32 to, const scalar* R, const ThreadCoord& coord, Tile tile) {
     auto index = [](int k) { return ((k + 1) * TOTAL + IN_REGISTERS - 1) / max(IN_REGISTERS, 1) - 1; };
@@ -78,8 +85,8 @@ struct Fragments {
       __syncwarp();
     }
   }
-  // By asynchronous copies of words, all in flight at once. Not unrolled: fetching and compiling code that runs once takes
-  // longer than running it.
+  // Copies fragments to shared memory by asynchronous copies of words, all in flight at once. Not unrolled: fetching
+  // and compiling code that runs once takes longer than running it.
   template <class Tile>
   DEVICE void copy_shared(const scalar* R, const ThreadCoord& coord, Tile tile) {
 #pragma unroll 1
@@ -92,7 +99,8 @@ struct Fragments {
       }
     }
   }
-  // Through registers. Unrolled where R is transposed: otherwise the compiler recomputes addresses in every time step.
+  // Stores fragments to shared memory through registers. Unrolled if R is transposed; otherwise, the compiler would
+  // recompute addresses in every time step.
   template <class Tile>
   DEVICE void load_shared(const ThreadCoord& coord, Tile tile) {
     constexpr int AT_ONCE = 8, UNROLLED = TRANSPOSED ? FRAGMENTS : 1;
@@ -113,7 +121,7 @@ struct Fragments {
       }
     }
   }
-  // Return the largest magnitude among what the lane reads.
+  // Returns the largest magnitude among the elements that the lane reads.
   template <class Tile>
   DEVICE float largest(const ThreadCoord& coord, Tile tile) const {
     float found = 0;
@@ -126,6 +134,7 @@ struct Fragments {
     }
     return found;
   }
+  // Reads the lane's elements of tile i in the order of a fragment's registers.
   template <class Tile>
   DEVICE void read(Pair (&pairs)[4], int i, const ThreadCoord& coord, Tile tile) const {
 #pragma unroll
@@ -143,15 +152,17 @@ struct Fragments {
       if constexpr (SCALED) even.multiply(scale.up), odd.multiply(scale.up);
     }
   }
+  // Returns the next split of each pair.
   static DEVICE void next_splits(u32 (&value)[4], Pair (&pairs)[4]) {
 #pragma unroll
     for (int r = 0; r < 4; r++) value[r] = pairs[r].next_split();
   }
-  // Fragments that are being loaded from shared memory, AHEAD of their use, so that products hide the latency.
+  // Shared fragments in flight, AHEAD of their use, so that products hide the latency.
   static constexpr int AHEAD = TOTAL > IN_REGISTERS ? 3 : 0;
   struct Queue {
     u32 words[AHEAD + 1][4];
   };
+  // Starts to load a shared fragment into the queue.
   DEVICE void fetch(Queue& queue, int shared_fragment) const {
     if (shared_fragment >= TOTAL - IN_REGISTERS) return;
     u32(&a)[4] = queue.words[shared_fragment % (AHEAD + 1)];
@@ -159,11 +170,12 @@ struct Fragments {
     asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(shared + shared_fragment * 512));
   }
+  // Fills the queue before the first product of a step.
   DEVICE void start(Queue& queue) const {
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) fetch(queue, i);
   }
-  // c[n] += tile i x b[.][n], for half `half` of its k; to be called in the order of tiles.
+  // c[n] += tile i x b[.][n], for half `half` of the two k tiles in b. Must be called in the order of tiles.
   DEVICE void multiply(Queue& queue, float (&c)[BATCH_TILES][4], int i, const u32 (&b)[OPERANDS][BATCH_TILES][4], int half) const {
 #pragma unroll
     for (int split = 0; split < SPLITS; split++) {
@@ -181,9 +193,10 @@ struct Fragments {
   }
 };
 
-// c[m][n] += tile (m, k) x operand tile (k, n) for K_TILES tiles of 16 rows of the operand, from `address` on. Splits of
-// the operand are SPLIT_BYTES apart. Tile (m, k) is number first + k * M + m. Where M is small, CHAINS independent chains of
-// mma per result keep the tensor cores busy.
+// c[m][n] += sum over k of tile (m, k) x operand tile (k, n), for K_TILES tiles of 16 rows of the operand, which begins
+// at `address`. Splits of the operand are SPLIT_BYTES apart. Tile (m, k) is number first + k * M + m of `fragments`. If
+// M is small, CHAINS independent chains of mma per result keep the tensor cores busy. The operand must be visible to
+// the warp.
 template <int M, int K_TILES, int SPLIT_BYTES, class F>
 DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename F::Queue& queue, int first, u32 address,
                     const ThreadCoord& coord) {
@@ -225,7 +238,7 @@ DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename 
       }
 }
 
-// PACKED: adds up the sums of both splits.
+// PACKED: adds the sums of the columns that hold the second split to those of the first.
 template <int M>
 DEVICE void add_splits(float (&c)[M][BATCH_TILES][4]) {
 #pragma unroll
@@ -234,15 +247,15 @@ DEVICE void add_splits(float (&c)[M][BATCH_TILES][4]) {
     for (int r = 0; r < 4; r++) c[m][0][r] += __shfl_xor_sync(~0u, c[m][0][r], 2);
 }
 
-// IN_ROWS: floats of a sequence's sums in shared memory, in other banks than the next one's.
+// IN_ROWS: floats between the sums of consecutive sequences in shared memory, which puts them in different banks.
 constexpr int SUM_PITCH = PADDED + (SPREAD == 2 ? 8 : 4);
 
-// Floats of shared memory for the sums of the K_SLICES warps of a unit tile.
+// Floats of shared memory for the partial sums of the K_SLICES warps of a unit tile.
 template <int ROWS>
 constexpr int SUM_FLOATS = IN_ROWS ? K_SLICES * ROWS * SEQUENCES * SUM_PITCH : K_SLICES == 1 ? 0 : WARPS * CELL_SLICES * CELLS * 32 * ROWS;
 
-// The partial sums of the K_SLICES warps of a unit tile: c, this warp's for all cells of the lane's fragment, and all of them in
-// shared memory.
+// The partial sums of the K_SLICES warps of a unit tile: c has those of this warp for all cells of the lane's fragment,
+// `sums` those of all warps, in shared memory. The results u are the complete sums of the lane's own CELLS cells.
 template <int ROWS>
 struct SliceSums {
   const float (&c)[ROWS][BATCH_TILES][4];
@@ -250,6 +263,8 @@ struct SliceSums {
   const ThreadCoord& coord;
 
   DEVICE float part(int cell, int row) const { return c[row][tile_of(cell)][cell % 2 * 2 + second_of(cell)]; }
+  // Returns the address of the sums of cell q of lane `lane`, for the warp with cell slice `to`, from the warp with k
+  // slice `from`.
   DEVICE float* slot(int to, int from, int q, int lane) const {
     return sums + ((((coord.unit_tile * CELL_SLICES + to) * K_SLICES + from) * CELLS + q) * 32 + lane) * ROWS;
   }
@@ -267,18 +282,19 @@ struct SliceSums {
 #pragma unroll
       for (int j = 0; j < ROWS; j++) v[j] = from[j];
   }
+  // IN_ROWS: returns the address of one warp's sums of two neighbouring units.
   DEVICE float2* pair_of(int slice, int row, int sequence, int unit) const {
     return reinterpret_cast<float2*>(sums + ((slice * ROWS + row) * SEQUENCES + sequence / SPREAD) * SUM_PITCH + unit);
   }
 
-  // With one warp, whose sums are complete.
+  // One warp per tile: its sums are complete.
   DEVICE void own(float (&u)[ROWS][CELLS]) const {
 #pragma unroll
     for (int q = 0; q < CELLS; q++)
 #pragma unroll
       for (int j = 0; j < ROWS; j++) u[j][q] = part(q, j);
   }
-  // IN_ROWS: by rows of a sequence's units.
+  // IN_ROWS: through rows of a sequence's units. All threads of the block call this.
   DEVICE void reduce_in_rows(float (&u)[ROWS][CELLS]) const {
 #pragma unroll
     for (int cell = 0; cell < LANE_CELLS; cell += 2)
@@ -300,13 +316,16 @@ struct SliceSums {
         u[j][q] = sum.x, u[j][q + 1] = sum.y;
       }
   }
-  // DENSE: from lanes with columns that are used, to all; then those of warps with cells have them from reduce_stored.
+  // DENSE: stores the sums of the columns that are used, for all lanes; reduce_stored returns them. All threads of the
+  // unit tile call this.
   DEVICE void store_for_all_lanes() const {
     if (coord.lane_in_quad < 2)
 #pragma unroll
       for (int cell = 0; cell < 4; cell++) store_part(slot(cell / 2, coord.k_slice, 0, coord.lane + cell % 2 * 2), cell);
     named_barrier<TILE_THREADS>(1 + coord.unit_tile);
   }
+  // Adds up the sums that all warps of the tile have stored for the lane's cell. The tile's threads must have
+  // synchronised.
   DEVICE void reduce_stored(float (&u)[ROWS][CELLS]) const {
 #pragma unroll
     for (int from = 0; from < K_SLICES; from++) {
@@ -316,7 +335,7 @@ struct SliceSums {
       for (int j = 0; j < ROWS; j++) u[j][0] = from == 0 ? v[j] : u[j][0] + v[j];
     }
   }
-  // BOTH_UNITS in a grid. Half of the lanes begin with the other unit, so that they store to other banks.
+  // BOTH_UNITS in a grid. Half of the lanes begin with the other unit, so that lanes store to different banks.
   DEVICE void reduce_to_both_units(float (&u)[ROWS][CELLS]) const {
     const int half = coord.lane_in_quad / 2, lane = coord.lane - 2 * half;
 #pragma unroll
@@ -327,7 +346,7 @@ struct SliceSums {
     named_barrier<TILE_THREADS>(1 + coord.unit_tile);
     if (coord.has_cells()) reduce_stored(u);
   }
-  // Stores a cell or, if `other`, the one of the other unit.
+  // Stores the sums of a cell or, if `other`, of the same sequence's other unit.
   DEVICE void store_chosen(float* to, int cell, bool other) const {
     float v[ROWS];
 #pragma unroll
@@ -339,7 +358,7 @@ struct SliceSums {
       for (int j = 0; j < ROWS; j++) to[j] = v[j];
     }
   }
-  // To the same lane of the warp that has the cells, which adds the others' sums to its own.
+  // Sends partial sums to the same lane of the warp that has the cell, which adds them to its own.
   DEVICE void reduce_to_same_lane(float (&u)[ROWS][CELLS]) const {
 #pragma unroll
     for (int to = 0; to < CELL_SLICES; to++)
@@ -355,7 +374,7 @@ struct SliceSums {
         u[j][q] = part(q, j);
 #pragma unroll
         for (int own = 1; own < CELL_SLICES; own++) {
-          float value = part(own * CELLS + q, j);  // read unconditionally, or the compiler puts c into local memory
+          float value = part(own * CELLS + q, j);  // unconditionally, or the compiler puts c into local memory
           u[j][q] = own == coord.k_slice ? value : u[j][q];
         }
       }
@@ -371,8 +390,10 @@ struct SliceSums {
   }
 };
 
-// Reduces the partial sums of the K_SLICES warps of a unit tile: c, this warp's sums for all cells of the lane's fragment, -> u, the
-// complete ones for the lane's own cells, if it has any. `sums` has SUM_FLOATS<ROWS> elements.
+// Reduces the partial sums of the K_SLICES warps of a unit tile: c, this warp's sums for all cells of the lane's
+// fragment, -> u, the complete sums for the lane's own cells, if it has any. `sums` has SUM_FLOATS<ROWS> elements. With
+// K_SLICES > 1, all threads of the unit tile call this together; IN_ROWS, all threads of the block; DENSE, after
+// store_for_all_lanes.
 template <int ROWS>
 DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_TILES][4], float* sums, const ThreadCoord& coord) {
   const SliceSums<ROWS> slices{c, sums, coord};

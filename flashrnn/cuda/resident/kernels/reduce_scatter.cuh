@@ -2,10 +2,11 @@
 #pragma once
 #include "resident/kernels/backward_memory.cuh"
 
-// Index of a lane's partial sums in a 16 x 8 tile, two units for two sequences. They are in the order of sequences, so that those
-// of the used sequences are contiguous. In a cluster whose number of sequences is fixed, only these have memory.
+// Returns the index of a lane's partial sums of a 16 x 8 tile, which are two units for two sequences. They are ordered
+// by sequence, so that those of the used sequences are contiguous. A cluster with a fixed number of sequences has
+// memory for these only.
 constexpr int PARTIAL_WORDS = BYTES;
-constexpr int RECEIVED_PAIRS = CLUSTERED ? SEQUENCES / 2 : 4 * BATCH_TILES;  // of sequences
+constexpr int RECEIVED_PAIRS = CLUSTERED ? SEQUENCES / 2 : 4 * BATCH_TILES;  // pairs of sequences
 DEVICE int partial_offset(int rank, int tile, int n, int lane_in_quad, int quad) {
   const int unit_tile = rank * UNIT_TILES + tile % UNIT_TILES;
   if constexpr (RECEIVED_PAIRS < 4 * BATCH_TILES)
@@ -16,8 +17,8 @@ DEVICE int partial_offset(int rank, int tile, int n, const ThreadCoord& coord) {
   return partial_offset(rank, tile, n, coord.lane_in_quad, coord.quad);
 }
 
-// In float32, word i of a lane's sums is at i ^ bank_key, so that the receivers, which need the same word of every lane, read from
-// different banks. DENSE, they need two words each of half as many lanes.
+// float32: word i of a lane's sums is at position i ^ bank_key, so that receivers, which read the same word of every
+// lane, access different banks. DENSE, they read two words each of half of the lanes.
 DEVICE int bank_key(int lane_in_quad) { return DENSE ? 0 : lane_in_quad; }
 DEVICE uint4 spread_over_banks(uint4 v, int key) {
   if (key & 1) v = make_uint4(v.y, v.x, v.w, v.z);
@@ -25,12 +26,13 @@ DEVICE uint4 spread_over_banks(uint4 v, int key) {
   return v;
 }
 
-// Scatter: sends every block its tiles of c, this block's partial sums, for tiles from `first` on. In 16 bits a lane's sums are
-// two words, each of two units for one sequence, which half of the lanes swap, for the same reason.
+// Scatter: sends every block its tiles of c, this block's partial sums of the tiles from `first` on. In 16 bits, a
+// lane's sums are two words, each of two units for one sequence, which half of the lanes swap to access different
+// banks.
 DEVICE void send_partials(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u32 receive_buffer, u32 barrier, const ThreadCoord& coord) {
 #pragma unroll
   for (int n = 0; n < BATCH_TILES; n++) {
-    if (8 * n + 2 * coord.lane_in_quad >= coord.used()) break;
+    if (8 * n + 2 * coord.lane_in_quad >= coord.used_columns()) break;
 #pragma unroll
     for (int m = 0; m < M_CHUNK; m++) {
       const float(&part)[4] = c[m][n];
@@ -47,11 +49,12 @@ DEVICE void send_partials(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, 
   }
 }
 
-// Reduce: adds up what all blocks have sent for the lane's cells.
+// Reduce: adds up the partial sums of the lane's cells that all blocks have sent. They must have arrived
+// (barrier_wait).
 DEVICE void reduce_received(float (&sum)[CELLS], const u32* receive_buffer, const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) sum[q] = 0;
-  const int sender = DENSE ? coord.lane_in_quad % 2 : coord.lane_in_quad;  // the lane of the quad that has sent them
+  const int sender = DENSE ? coord.lane_in_quad % 2 : coord.lane_in_quad;  // lane_in_quad of the sender
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
     const int cell = coord.cell_slice * CELLS + p * PAIR, second = DENSE ? cell % 2 : cell / 2 % 2;  // of the sender's sequences
@@ -76,14 +79,15 @@ constexpr i64 BLOCK_PARTIALS = PADDED * SEQS / 4 * PARTIAL_WORDS / 2;
 constexpr i64 GROUP_PARTIALS = 2 * BLOCKS * BLOCK_PARTIALS;
 DEVICE u64* partials_to(u64* partials, int step, int to) { return partials + ((step & 1) * BLOCKS + to) * BLOCK_PARTIALS; }
 DEVICE u32 phase_of(int step) { return (step >> 1 & 1) ^ 1; }
-constexpr int POLLED_WORDS = 32;  // at most, of a thread: they are in registers
+constexpr int POLLED_WORDS = 32;  // upper bound of the words that a thread polls at once, in registers
 
-// Clears the buffers of this block's sums for the first two steps.
+// Clears this block's two receive buffers.
 DEVICE void clear_partials(u64* partials, const ThreadCoord& coord) {
   for (int step = 0; step < 2; step++)
     for (int i = threadIdx.x; i < BLOCK_PARTIALS; i += THREADS) publish_phase(partials_to(partials, step, coord.rank) + i, {}, 0);
 }
 
+// Scatter: publishes this block's partial sums of the tiles from `first` on.
 DEVICE void publish_partials(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u64* partials, int step, const ThreadCoord& coord) {
 #pragma unroll
   for (int m = 0; m < M_CHUNK; m++)
@@ -102,8 +106,8 @@ DEVICE void publish_partials(const float (&c)[M_CHUNK][BATCH_TILES][4], int firs
     }
 }
 
-// Every warp of a unit tile adds up the sums of M_TILES of the blocks, in an order that does not depend on their arrival. It polls
-// what is missing of TOGETHER blocks at once: that takes as long as polling one.
+// Reduce: every warp of a unit tile adds up the sums of M_TILES of the blocks, in an order that does not depend on
+// their arrival. Polls what is missing of TOGETHER blocks at once, which takes as long as polling one.
 DEVICE void reduce_published(float (&c)[1][BATCH_TILES][4], u64* partials, int step, const ThreadCoord& coord) {
   constexpr int MOST = POLLED_WORDS / (PARTIAL_WORDS * BATCH_TILES), ROUNDS = (M_TILES + MOST - 1) / MOST;
   constexpr int TOGETHER = (M_TILES + ROUNDS - 1) / ROUNDS;

@@ -1,28 +1,29 @@
-// Powers of two by which floats are multiplied before they are split into float16 numbers (SCALED in common.cuh): one for each warp's
-// part of R, and for h or the gates' gradients one for each sequence, so that none depends on others of the batch.
+// Powers of two by which floats are multiplied before they are split into float16 numbers (SCALED in common.cuh): one
+// for each warp's part of R and, for h or the gradients of the gates, one for each sequence, so that no sequence
+// depends on others of the batch.
 #pragma once
 #include "resident/kernels/cells.cuh"
 
 struct Scale {
-  float up = 1, down = 1;  // down undoes up
+  float up = 1, down = 1;  // down = 1 / up
   Scale() = default;
-  // Brings numbers as large as `largest` to [2^14, 2^15). Then all that are at least 2^-16 times as large have the 22 bits of two
-  // float16 numbers, and others an error of at most 2^-39 times the largest.
+  // Scales values of magnitude `largest` to [2^14, 2^15). Then all values of at least 2^-16 `largest` keep the 22 bits
+  // of two float16 numbers, and smaller ones have an error of at most 2^-39 `largest`.
   DEVICE explicit Scale(float largest) {
     const u32 exponent = max(__float_as_uint(largest) >> 23, 16u);  // so that both factors are normal numbers
     up = __uint_as_float((268 - exponent) << 23), down = __uint_as_float((exponent - 14) << 23);
   }
 };
 
-// Of the product's right operand.
+// The scales of the product's right operand, for each sequence.
 struct OperandScale {
   float up[PAIRS];             // for the lane's cells
   float down[BATCH_TILES][2];  // for the columns of its sums
-  // largest(sequence) returns the largest magnitude in a sequence.
+  // largest(sequence) returns the largest magnitude of a sequence.
   template <class Largest>
   DEVICE void set(const ThreadCoord& coord, Largest largest) {
 #pragma unroll
-    for (int p = 0; p < PAIRS; p++) up[p] = coord.has_cells() ? Scale(largest(coord.sequence(p * PAIR))).up : 1;  // else none of SEQS
+    for (int p = 0; p < PAIRS; p++) up[p] = coord.has_cells() ? Scale(largest(coord.sequence(p * PAIR))).up : 1;  // else: not below SEQS
 #pragma unroll
     for (int n = 0; n < BATCH_TILES; n++)
 #pragma unroll
@@ -30,7 +31,7 @@ struct OperandScale {
   }
 };
 
-// Undoes the scales of both operands in their sums.
+// Undoes the scaling of both operands in their sums.
 template <int M>
 DEVICE void scale_down(float (&c)[M][BATCH_TILES][4], const Scale& left, const OperandScale& right) {
 #pragma unroll
@@ -43,5 +44,5 @@ DEVICE void scale_down(float (&c)[M][BATCH_TILES][4], const Scale& left, const O
     }
 }
 
-// The largest magnitudes of the units of a warp, [CONTRIBUTIONS][SEQS]; in the forward, of all units, [SEQS].
+// The largest magnitude of the units of each warp, [CONTRIBUTIONS][SEQS]; in the forward, of all units, [SEQS].
 constexpr int MAGNITUDE_BYTES = SCALED ? CONTRIBUTIONS * SEQS * 4 : 0;

@@ -1,20 +1,20 @@
-// Where the parts of a block's dynamic shared memory lie. Forward and backward have the same parts, of sizes of their own.
+// The layout of a block's dynamic shared memory. Forward and backward have the same parts, of different sizes.
 #pragma once
 #include "resident/kernels/scale.cuh"
 #include "resident/kernels/unit_reductions.cuh"
 
-// Sizes in bytes: OPERAND is one of two buffers, INPUTS of one step, FRAGMENTS of a warp. SUMS is the number of floats.
+// Sizes in bytes: OPERAND of one of two buffers, INPUTS of one step, FRAGMENTS of a warp. SUMS is a number of floats.
 template <int OPERAND, int INPUTS, int SUMS, int EXCHANGE, int FRAGMENTS>
 struct SharedMemoryOf {
   static constexpr int SIZE = 2 * OPERAND + STAGES * INPUTS + SUMS * 4 + EXCHANGE + WARPS * FRAGMENTS + BARRIER_BYTES + REDUCTION_BYTES +
                               CONSTANT_BYTES + MAGNITUDE_BYTES;
   static_assert(SIZE == SHARED_BYTES_EXPECTED, "resident/tiling.py counts the shared memory differently");
 
-  char* operand;     // two buffers of the product's right operand: h, in the backward the gates' gradients
-  char* inputs;      // STAGES steps of what is copied ahead
+  char* operand;     // two buffers of the product's right operand: h or, in the backward, gradients of gates
+  char* inputs;      // STAGES steps of inputs
   float* sums;       // see reduce_slices
-  char* exchange;    // forward: h of this block's units, to be sent; backward: two buffers of partial sums from all blocks
-  char* fragments;   // what of R is not in registers
+  char* exchange;    // forward: send buffer for h of this block; backward: two receive buffers of partial sums
+  char* fragments;   // fragments of R that are not in registers
   u32 barriers;      // mbarriers of the exchange
   char* reductions;  // see UnitReductions
   float* constants;  // see load_constants

@@ -1,25 +1,29 @@
-// How one head is distributed over warps and blocks, and the tiles that forward and backward share.
+// How a head is distributed over blocks, warps and lanes, and the tiles that forward and backward share.
 //
-// A group of BLOCKS blocks runs one head for a tile of SEQS sequences: one block, a cluster or, with GRID, a cooperative group
-// of blocks anywhere on the GPU. A block owns UNIT_TILES tiles of 16 units; K_SLICES warps work on a tile, each on its slice
-// of the product's inner axis (slice-K). In the products, row i of a 16-row fragment is unit 2i of its tile and row i + 8 is
-// unit 2i + 1. So the lane with quad i (lane / 4) and lane_in_quad j (lane % 4) holds units 2i, 2i + 1 of sequences 2j, 2j + 1.
-// A "cell" is one such unit of one sequence: cell q of a lane is unit 2i + q % 2 of sequence 8 (q / 4) + 2j + q / 2 % 2. If one block,
-// or in the forward a cluster with one warp for each tile, has no more than half of SEQS sequences, they are the even ones (SPREAD), so
-// that a lane has half as many cells.
+// A group of BLOCKS blocks runs one head for a tile of SEQS sequences: one block, a cluster or, with GRID, a
+// cooperative group of blocks anywhere on the GPU. A block owns UNIT_TILES tiles of 16 units. K_SLICES warps work on a
+// tile, each on a slice of the product's inner axis (slice-K). Row i of a 16-row fragment is unit 2i of its tile, and
+// row i + 8 is unit 2i + 1. So the lane with quad i (lane / 4) and lane_in_quad j (lane % 4) holds units 2i, 2i + 1 of
+// sequences 2j, 2j + 1.
 //
-// DENSE (tiling.py): where a cluster's steps reduce over units and no more than half of the columns are used, lanes that would have
-// no cells take some of others' fragments, which come to them through the shared memory of slice-K. Two warps of a tile then have
-// its cells, each those of every second sequence, and the lane with quad i and lane_in_quad j has unit 2i + j / 2. In a grid whose
-// steps reduce over units and whose lanes have one cell each (BOTH_UNITS too), it is the same for every four of the eight sequences:
-// so one warp has all units of a sequence.
+// A "cell" is one unit of one sequence. Cell q of a lane is unit 2i + q % 2 of sequence 8 (q / 4) + 2j + q / 2 % 2.
+// Special cases:
 //
-// IN_ROWS: where one block's steps reduce over units, a lane has other cells than those of its fragment, which come to it through
-// shared memory: a row of lanes, at most a warp, has all units of a sequence, so that it reduces over them by shuffles alone. Lane
-// i of a row has units 2i, 2i + 1.
+// SPREAD: if at most half of the SEQS columns are used, by one block or by the forward of a cluster with one warp per
+// tile, the sequences are the even columns. So a lane has half as many cells.
 //
-// SEQUENCES of the SEQS columns are used: the others are not exchanged. With ANY_SEQUENCES (clusters), their number is an argument
-// of the kernel, so that one binary serves batches of many sizes.
+// DENSE (see tiling.py): for clusters whose steps reduce over units and use at most half of the columns. Lanes that
+// would have no cells take over some of other lanes' fragments, which they receive through the shared memory of
+// slice-K. Two warps of a tile then have its cells, each those of every second sequence, and the lane with quad i and
+// lane_in_quad j has unit 2i + j / 2. In a grid whose steps reduce over units and whose lanes have one cell each (also
+// BOTH_UNITS), the same holds for every four of the eight sequences. So a warp has all units of a sequence.
+//
+// IN_ROWS: if the steps of one block reduce over units, cells are redistributed through shared memory: a row of lanes,
+// at most a warp, has all units of a sequence and reduces over them by shuffles alone. Lane i of a row has units 2i,
+// 2i + 1.
+//
+// SEQUENCES of the SEQS columns are used; the others are not exchanged. With ANY_SEQUENCES (clusters only), their
+// number is a kernel argument, so that one binary serves many batch sizes.
 #pragma once
 #include "kernels/cluster.cuh"
 #include "resident/kernels/grid.cuh"
@@ -35,32 +39,32 @@ constexpr int TILE_THREADS = 32 * K_SLICES;         // threads that work on one 
 constexpr bool SPREADS = BLOCKS == 1 || (CLUSTERED && K_SLICES == 1 && !ANY_SEQUENCES && !REDUCES);
 constexpr int SPREAD = SPREADS && SEQUENCES <= SEQS / 2 ? 2 : 1;
 static_assert(!DENSE || (REDUCES && CLUSTERED && K_SLICES > 1 && BATCH_TILES == 1 && SEQUENCES <= SEQS / 2));
-constexpr int LANE_CELLS = DENSE ? 2 : 4 * BATCH_TILES / SPREAD;  // cells in a lane's fragment, if it shares these with no other
-constexpr int CELL_SLICES = K_SLICES < LANE_CELLS ? K_SLICES : LANE_CELLS;  // warps of a tile that compute its cells
-constexpr int CELLS = LANE_CELLS / CELL_SLICES;     // cells whose element-wise step a lane of these computes
+constexpr int LANE_CELLS = DENSE ? 2 : 4 * BATCH_TILES / SPREAD;  // cells of a lane if one warp computed the tile's
+constexpr int CELL_SLICES = K_SLICES < LANE_CELLS ? K_SLICES : LANE_CELLS;  // warps of a tile that compute cells
+constexpr int CELLS = LANE_CELLS / CELL_SLICES;     // cells that a lane of these warps computes
 constexpr bool BOTH_UNITS = DENSE || (REDUCES && GRID && CELLS == 1);
-constexpr int HOLDERS = CELLS == 1 && !BOTH_UNITS ? 2 : 1;  // warps of a unit tile that hold the same sequence's units
-constexpr int CONTRIBUTIONS = UNIT_TILES * HOLDERS;    // of a block's warps, to every sequence
+constexpr int HOLDERS = CELLS == 1 && !BOTH_UNITS ? 2 : 1;  // warps of a unit tile with units of the same sequence
+constexpr int CONTRIBUTIONS = UNIT_TILES * HOLDERS;    // parts of a block for every sequence
 constexpr int ROW_LANES = PADDED / 2;                                   // IN_ROWS: lanes of a sequence
 constexpr bool IN_ROWS = REDUCES && BLOCKS == 1 && PADDED == D && (D == 16 || D == 32 || D == 64);
 constexpr int ROWS_AT_ONCE = IN_ROWS ? THREADS / ROW_LANES : 1;  // sequences
 static_assert(!IN_ROWS || (SEQUENCES % ROWS_AT_ONCE == 0 && SEQUENCES * SPREAD == SEQS));
-constexpr int OPERAND_COLUMNS = SEQS + IN_ROWS;  // one is padding, so that the lanes of a row store to different banks
-// In place of columns that are not used, those of few sequences have the second of two splits: it is in column sequence + 4, and the
-// sums of both columns are added up. So a tile of R takes two products, not three.
+constexpr int OPERAND_COLUMNS = SEQS + IN_ROWS;  // one column of padding: the lanes of a row store to different banks
+// With DENSE, the second of two splits is in columns that would be unused: column sequence + 4. The sums of both
+// columns are added. So a tile of R takes two products, not three.
 constexpr bool PACKED = DENSE && SPLITS == 2;
-constexpr int OPERANDS = PACKED ? 1 : SPLITS;    // tiles in memory that a right operand is split into
-constexpr int TILE_PADDING = IN_ROWS ? 32 : 0;   // bytes between tiles of 16 units, for the same reason
+constexpr int OPERANDS = PACKED ? 1 : SPLITS;    // tiles in memory into which a right operand is split
+constexpr int TILE_PADDING = IN_ROWS ? 32 : 0;   // bytes between tiles of 16 units, to avoid bank conflicts
 constexpr i64 ROW = i64(HEADS) * D;                         // units of all heads
 constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
-constexpr int BARRIER_BYTES = 64;                           // of the mbarriers for a cluster's exchange
-constexpr bool FEWER = ANY_SEQUENCES || SEQUENCES < SEQS;
+constexpr int BARRIER_BYTES = 64;                           // mbarriers of a cluster's exchange
+constexpr bool HAS_UNUSED_COLUMNS = ANY_SEQUENCES || SEQUENCES < SEQS;
 static_assert(!ANY_SEQUENCES || CLUSTERED);
 static_assert(SEQUENCES % 2 == 0 && SEQUENCES <= SEQS && D % 2 == 0 && PADDED >= D);
 static_assert(LANE_CELLS % CELL_SLICES == 0 && (CELLS == 1 || CELLS % 2 == 0));
 
-// BOTH_WAYS: the second half of the heads goes through time backwards. For these, a tensor begins with the row of its last step, and
-// all strides of time are negative.
+// BOTH_WAYS: the second half of the heads goes backwards in time. For these heads, tensors begin at the row of the last
+// step, and all time strides are negative.
 static_assert(!BOTH_WAYS || (HEADS % 2 == 0 && !RESET && !HAS_D_AUX));
 DEVICE bool backwards(i64 head) { return BOTH_WAYS && head >= HEADS / 2; }
 DEVICE void reverse_strides(Params& params) {
@@ -68,33 +72,34 @@ DEVICE void reverse_strides(Params& params) {
   params.x_step = -params.x_step, params.h_step = -params.h_step, params.aux_step = -params.aux_step, params.gates_step = -params.gates_step;
 }
 
-// Return the tile of eight sequences that a cell is in, and whether it is of the second of the lane's two there.
+// Returns the tile of eight sequences that contains a cell, and whether the cell is of the second of the lane's two
+// sequences there.
 DEVICE constexpr int tile_of(int cell) { return cell / (4 / SPREAD); }
 DEVICE constexpr int second_of(int cell) { return SPREAD == 1 ? cell / 2 % 2 : 0; }
 
-// The coordinates of a thread.
+// The coordinates of a thread in the grid and in the tiles.
 struct ThreadCoord {
   int warp, lane, quad, lane_in_quad, unit_tile, k_slice, tile_thread;
-  int cell_slice;  // of the warps of a tile, those whose number is less than CELL_SLICES compute its cells
+  int cell_slice;  // the warps of a tile with cell_slice < CELL_SLICES compute its cells
   int rank;  // of the block in its group
   i64 head;
-  int batch_tile, sequence0, sequences;  // its first sequence and, in the last tile, how many there are
+  int batch_tile, sequence0, sequences;  // the group's first sequence, and their number (fewer in the last group)
   int tile_unit;                         // first unit of the unit tile, in the head
-  int used_sequences;                    // the argument
+  int used_sequences;                    // the kernel argument
   DEVICE explicit ThreadCoord(const Params& params) {
     used_sequences = static_cast<int>(params.used_sequences);
     warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, lane_in_quad = lane % 4;
     unit_tile = warp / K_SLICES, k_slice = warp % K_SLICES, tile_thread = threadIdx.x % TILE_THREADS;
-    cell_slice = DENSE ? (k_slice + unit_tile * CELL_SLICES) % K_SLICES : k_slice;  // on all schedulers alike
+    cell_slice = DENSE ? (k_slice + unit_tile * CELL_SLICES) % K_SLICES : k_slice;  // spread over all schedulers
     int group = static_cast<int>(params.first_group) + blockIdx.x / BLOCKS;
     rank = CLUSTERED ? cluster_rank() : blockIdx.x % BLOCKS;
     head = group % HEADS, batch_tile = group / HEADS;
-    sequence0 = batch_tile * used(), sequences = static_cast<int>(params.B) - sequence0;
-    if (FEWER) sequences = min(sequences, used());
+    sequence0 = batch_tile * used_columns(), sequences = static_cast<int>(params.B) - sequence0;
+    if (HAS_UNUSED_COLUMNS) sequences = min(sequences, used_columns());
     tile_unit = rank * UNITS + unit_tile * 16;
   }
-  // Return how many of SEQS columns are used.
-  DEVICE int used() const { return ANY_SEQUENCES ? used_sequences : SEQUENCES; }
+  // Returns how many of the SEQS columns are used.
+  DEVICE int used_columns() const { return ANY_SEQUENCES ? used_sequences : SEQUENCES; }
   DEVICE bool has_cells() const { return CELL_SLICES == K_SLICES || cell_slice < CELL_SLICES; }
   // Return the unit (in the head) and the sequence (in the tile) of the lane's cell q < CELLS.
   DEVICE int unit(int q) const {
@@ -109,43 +114,44 @@ struct ThreadCoord {
     return tile_of(cell) * 8 + 2 * lane_in_quad + second_of(cell);
   }
   DEVICE int row_lane() const { return lane % ROW_LANES; }
-  // Return the unit tile of the lane's cells in the block, and its first unit in the head.
+  // Return the unit tile (in the block) that contains the lane's cells, and its first unit (in the head).
   DEVICE int cell_tile() const { return IN_ROWS ? row_lane() / 8 : unit_tile; }
   DEVICE int cell_tile_unit() const { return IN_ROWS ? row_lane() / 8 * 16 : tile_unit; }
-  // Return which one of the batch a sequence of the tile is, and whether there is one.
-  DEVICE int of_batch(int sequence) const { return sequence0 + sequence / SPREAD; }
+  // Return the index in the batch of a sequence of the tile, and whether it exists.
+  DEVICE int batch_index(int sequence) const { return sequence0 + sequence / SPREAD; }
   DEVICE bool has_sequence(int sequence) const { return sequence % SPREAD == 0 && sequence / SPREAD < sequences; }
 };
 
-// Return the row of a sequence in a tile with one row of 16 units for each. The two sequences of a lane are 4 rows apart, so
-// that the lanes of a warp access different banks.
+// Returns the row of a sequence in a tile that has one row of 16 units per sequence. The two sequences of a lane are 4
+// rows apart, so that the lanes of a warp access different banks.
 DEVICE constexpr int tile_row(int sequence) { return sequence / 8 * 8 + sequence % 8 / 2 + sequence % 2 * 4; }
 
-// Return how many numbers there are between two such rows, with `numbers` for each unit: an odd multiple of 32 or 64 bytes,
-// for the same reason.
+// Returns the distance between two such rows with `numbers` numbers per unit: an odd multiple of 32 or 64 bytes, also
+// to avoid bank conflicts.
 DEVICE constexpr int pitch(int numbers) { return 16 * (numbers | 1); }
 
-// Return the index of number i of a head in a row [pieces][HEADS][D], from the head's first unit on: gates in format PNDG.
+// Returns the index of number i of a head in a row [pieces][HEADS][D], relative to the head's first unit (format PNDG).
 DEVICE constexpr i64 in_pieces(int i) { return i / D * ROW + i % D; }
 
-// Return the index of an element in a tile [units / 8][OPERAND_COLUMNS][8 units]: the right operand of mma, with k contiguous in eights.
+// Returns the index of an element in an operand tile [units / 8][OPERAND_COLUMNS][8 units]: the right operand of mma, k
+// contiguous in groups of eight.
 DEVICE int operand_offset(int k, int sequence) { return ((k / 8) * OPERAND_COLUMNS + sequence) * 8 + k % 8; }
 
-// Return the offset in bytes of a split of an element in such tiles of `units` units.
+// Returns the offset in bytes of a split in operand tiles of `units` units.
 DEVICE constexpr int split_offset(int split, int units) { return split * (PACKED ? 4 * 16 : units * OPERAND_COLUMNS * 2); }
 
-// Copies a tile of every step: ROWS x SEQS rows of the unit tile's 16 units, with NUMBERS of ELEMENT (2 or 4) bytes for each.
-// In shared memory it is [ROWS][SEQS in tile_row order][PITCH]; in global memory rows are ROW_STRIDE bytes apart. IN_PIECES:
-// there, the head's numbers have the order of `in_pieces`.
+// Copies a tile of every step to shared memory: ROWS x SEQS rows of the unit tile's 16 units, with NUMBERS numbers of
+// ELEMENT (2 or 4) bytes per unit. In shared memory it is [ROWS][SEQS in tile_row order][PITCH]. In global memory, rows
+// are ROW_STRIDE bytes apart; IN_PIECES, the head's numbers are in the order of `in_pieces`.
 template <int ELEMENT, int ROWS, i64 ROW_STRIDE, int NUMBERS = 1, bool IN_PIECES = false>
 struct TileLoader {
   static constexpr int PITCH = pitch(NUMBERS);
   static constexpr int ALIGNED = D * NUMBERS % 8 == 0 ? 8 : D * NUMBERS % 4 == 0 ? 4 : 2;
-  static constexpr int WIDTH = ELEMENT == 4 && ALIGNED > 4 ? 4 : ALIGNED;               // numbers of a copy
-  static constexpr int LENGTH = 16 * NUMBERS;                                           // of a sequence
+  static constexpr int WIDTH = ELEMENT == 4 && ALIGNED > 4 ? 4 : ALIGNED;               // numbers per copy
+  static constexpr int LENGTH = 16 * NUMBERS;                                           // numbers per sequence
   static constexpr int PER_ROW = SEQS / SPREAD * LENGTH / WIDTH;                        // copies
   static constexpr int TOGETHER = PER_ROW < TILE_THREADS ? TILE_THREADS / PER_ROW : 1;  // rows
-  static constexpr int COPIES = (PER_ROW + TILE_THREADS - 1) / TILE_THREADS;             // of a row, for each thread
+  static constexpr int COPIES = (PER_ROW + TILE_THREADS - 1) / TILE_THREADS;             // of a row, per thread
   static constexpr bool ALL_COPY = COPIES * TILE_THREADS == PER_ROW * TOGETHER;          // else the last threads have fewer
   const char* from[COPIES];
   u32 to[COPIES];
@@ -153,7 +159,7 @@ struct TileLoader {
   int first_row;
   u32 left;  // copies from the thread's first one on
 
-  // first(sequence) points at the first unit of the head in row 0 of the first step.
+  // first(sequence) is the address of the first unit of the head in row 0 of the first step.
   template <class First>
   DEVICE void start(u32 tile, const ThreadCoord& coord, First first) {
     first_row = coord.tile_thread / PER_ROW % TOGETHER, left = PER_ROW * TOGETHER - coord.tile_thread;
@@ -162,14 +168,15 @@ struct TileLoader {
       int copy = (i * TILE_THREADS + coord.tile_thread) % PER_ROW;
       int column = copy % (LENGTH / WIDTH) * WIDTH, sequence = copy / (LENGTH / WIDTH) * SPREAD;
       valid[i] = coord.tile_unit * NUMBERS + column < D * NUMBERS && coord.has_sequence(sequence);
-      from[i] = reinterpret_cast<const char*>(first(valid[i] ? coord.of_batch(sequence) : 0)) + first_row * ROW_STRIDE;
+      from[i] = reinterpret_cast<const char*>(first(valid[i] ? coord.batch_index(sequence) : 0)) + first_row * ROW_STRIDE;
       const int number = coord.tile_unit * NUMBERS + column;
       from[i] += valid[i] ? (IN_PIECES ? in_pieces(number) : number) * ELEMENT : 0;
       to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * PITCH + column) * ELEMENT;
-      if (IN_ROWS) asm_fence(to[i]);  // otherwise the compiler recomputes it in every step
+      if (IN_ROWS) asm_fence(to[i]);  // prevents recomputation in every step
     }
   }
-  // Starts the copies of a step into the stage at `offset` bytes, zeros unless `exists`, and moves on by `step` bytes.
+  // Starts the copies of a step into the stage at offset `offset` (zeros unless `exists`), and advances by `step`
+  // bytes.
   DEVICE void load(u32 offset, i64 step, bool exists = true) {
 #pragma unroll
     for (int i = 0; i < COPIES; i++) {
@@ -180,7 +187,7 @@ struct TileLoader {
       from[i] += step;
     }
   }
-  // Stops the compiler from computing again in every step what the thread copies where.
+  // Prevents the compiler from recomputing the addresses in every step.
   DEVICE void keep() {
 #pragma unroll
     for (int i = 0; i < COPIES; i++) asm_fence(to[i]), asm_fence(valid[i]);

@@ -1,13 +1,15 @@
-// Reductions over the units of a head within a step, for cells whose step calls flashrnn.layer_norm and the like.
+// Reductions over the units of a head within a step, for cells whose step calls flashrnn.layer_norm or similar
+// functions.
 //
-// IN_ROWS, a row of lanes has all units of a sequence (row_reductions.cuh). In a cluster, every warp sends its part to all blocks
-// (cluster_reductions.cuh); in a grid, it publishes it in global memory (grid_reductions.cuh). Otherwise, a warp reduces its units by
-// shuffles, and leaves a Partial for each sequence in shared memory. In a block of few warps, every thread adds up those of its
-// sequences; in one of many, a thread per sequence does, and all threads then read the results from shared memory.
+// IN_ROWS, a row of lanes has all units of a sequence (row_reductions.cuh). In a cluster, every warp sends its part to
+// all blocks (cluster_reductions.cuh); in a grid, it publishes its part in global memory (grid_reductions.cuh).
+// Otherwise, a warp reduces its units by shuffles and stores a Partial for each sequence in shared memory. If a block
+// has few warps, every thread adds up the parts of its own sequences. If it has many, one thread per sequence does, and
+// all threads read the results from shared memory.
 //
-// A step has EXCHANGES exchanges. Between blocks, each has a buffer of its own, and a single one has two: so a buffer is written
-// again when everybody has read it, because there is another exchange in between. In one block, parts have two buffers: between
-// an exchange and the one after the next, or the next step, all threads synchronise.
+// A step has EXCHANGES exchanges. Between blocks, each exchange has its own buffer, or two if there is only one:
+// another exchange lies between two uses of a buffer, so all warps have read it before it is overwritten. In one block,
+// there are two buffers of parts: all threads synchronise between an exchange and the next but one.
 #pragma once
 #include "kernels/partial.cuh"
 #include "resident/kernels/cells.cuh"
@@ -17,7 +19,7 @@
 #include "resident/kernels/grid_reductions.cuh"
 #include "resident/kernels/row_reductions.cuh"
 
-constexpr int PARTIAL_ROW = CONTRIBUTIONS * 4 * EXCHANGED_VECTORS + 4;  // floats of a sequence, in other banks than the next one's
+constexpr int PARTIAL_ROW = CONTRIBUTIONS * 4 * EXCHANGED_VECTORS + 4;  // floats of a sequence; avoids bank conflicts
 constexpr int PARTIAL_BUFFERS = 2, PARTIAL_BYTES = SEQS * PARTIAL_ROW * 4;
 constexpr bool ADDED_BY_ALL = CONTRIBUTIONS <= 4;
 constexpr int RESULT_BYTES = SEQS * 4 * EXCHANGED_VECTORS * 4;
@@ -26,10 +28,11 @@ constexpr int REDUCTION_BYTES = IN_ROWS     ? 0
                                 : GRID      ? GridReductions::SHARED
                                             : PARTIAL_BUFFERS * PARTIAL_BYTES + RESULT_BYTES;
 
-// Return how many of `count` units from `first` on are units of the head.
+// Returns how many of `count` units from `first` on are units of the head, not padding.
 DEVICE int real_units(int first, int count) { return PADDED == D ? count : max(min(D - first, count), 0); }
 
-// Adds up the values of the eight lanes with the same lane_in_quad. The lane has the total of value 8 i + owned_value in values[i].
+// Reduce-scatter over the eight lanes with the same lane_in_quad: afterwards, values[i] is the total of value number
+// 8i + owned_value(lane).
 template <int COUNT>
 DEVICE void reduce_scatter_lanes(float (&values)[COUNT], int lane) {
   int left = COUNT;
@@ -50,12 +53,12 @@ struct UnitReductions {
   char* memory;
   float* partials;
   float* results;      // [number][SEQS]
-  float* own_partial;  // where the lane's total of reduce_scatter_lanes goes
+  float* own_partial;  // where the lane stores its total of reduce_scatter_lanes
   float* own_result;   // of its first sequence
-  u64* published;      // of the group, in a grid
+  u64* published;      // in a grid: words of the group
   int step;
   const ThreadCoord& coord;
-  // `words`: in a grid, after those of all groups' GridBarrier.
+  // `words`: in a grid, the end of the words of all groups' GridBarrier.
   DEVICE UnitReductions(char* memory, u64* words, const ThreadCoord& coord)
       : memory(memory), published(cache_line(words) + blockIdx.x / BLOCKS * GridReductions::WORDS), step(0), coord(coord) {
     partials = reinterpret_cast<float*>(memory);
@@ -68,47 +71,48 @@ struct UnitReductions {
     if (CLUSTERED) in_cluster().init();
   }
   DEVICE GridReductions in_grid() const { return GridReductions{reinterpret_cast<float*>(memory), published, coord}; }
-  // Clears what this block publishes, before the grid's barrier.
+  // Clears the words that this block publishes; before the grid barrier.
   DEVICE void clear() const {
     if (GRID) in_grid().clear();
   }
   DEVICE int buffer(int number) const { return EXCHANGES > 1 ? number : step & 1; }
-  // Return where the parts of an exchange begin.
+  // Returns the offset of the parts of an exchange.
   static DEVICE constexpr int parts_of(int number) { return number % PARTIAL_BUFFERS * (PARTIAL_BYTES / 4); }
   DEVICE u32 phase() const { return EXCHANGES > 1 ? step & 1 : step >> 1 & 1; }
 
-  // Reduces SUMS numbers, then MOMENTS, then MAXIMA over the units of the head; `number`: of the exchange in the step. All threads
-  // of the group call this together.
+  // Reduces SUMS values, then MOMENTS, then MAXIMA over the units of the head, for each of the lane's sequences. The
+  // results are the sums, mean and variance of each moment, then the maxima. NUMBER: of the exchange in the step. All
+  // threads of the group call this together.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const;
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const;
 
  private:
   DEVICE bool is_unit(int q) const { return coord.has_cells() && (PADDED == D || coord.unit(q) < D); }
-  // Return where the warp's word goes for the lane's pair p.
+  // Returns the address of a word of the warp's part, for the lane's pair p.
   DEVICE float* place(int p, int word) const {
     const int contribution = coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.k_slice % 2 : 0);
     return partials + coord.sequence(p * PAIR) * PARTIAL_ROW + contribution * 4 * EXCHANGED_VECTORS + word;
   }
 
-  // Reduces the units of a warp, and leaves its part in shared memory.
+  // Reduces the units of the warp, and stores its part in shared memory.
   template <class Part, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce_warp(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], int parts) const;
-  // Adds up what the block's units contribute to a sequence.
+  DEVICE void reduce_warp(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], int parts) const;
+  // Adds up the parts of a sequence that the warps of the block have stored. The block must have synchronised.
   template <class Part>
   DEVICE void total_of_block(Part& total, int sequence, int parts) const;
-  // Leaves what has been reduced for all threads.
+  // Stores the results of a sequence for all threads.
   template <class Part>
   DEVICE void store_results(const Part& total, int sequence) const;
 };
 
 template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-DEVICE void UnitReductions::reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+DEVICE void UnitReductions::reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
   using Part = Partial<SUMS, MOMENTS, MAXIMA>;
-  if constexpr (IN_ROWS) return RowReductions().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(of, result);
-  if constexpr (CLUSTERED) return in_cluster().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), of, result);
-  if constexpr (GRID) return in_grid().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), of, result);
+  if constexpr (IN_ROWS) return RowReductions().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(values, result);
+  if constexpr (CLUSTERED) return in_cluster().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), values, result);
+  if constexpr (GRID) return in_grid().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), values, result);
   constexpr int FIRST = parts_of(NUMBER);
-  reduce_warp<Part, SUMS, MOMENTS, MAXIMA>(of, FIRST);
+  reduce_warp<Part, SUMS, MOMENTS, MAXIMA>(values, FIRST);
   __syncthreads();
   if constexpr (ADDED_BY_ALL) {
 #pragma unroll
@@ -135,10 +139,10 @@ DEVICE void UnitReductions::reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CE
 }
 
 template <class Part, int SUMS, int MOMENTS, int MAXIMA>
-DEVICE void UnitReductions::reduce_warp(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], int parts) const {
+DEVICE void UnitReductions::reduce_warp(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], int parts) const {
   float added[Part::ADDED > 0 ? Part::ADDED * PAIRS : 1], shifts[MOMENTS + 1][PAIRS], maxima[MAXIMA + 1][PAIRS];
   const bool valid[2] = {is_unit(0), is_unit(PAIR - 1)};
-  auto number = [&](int i, int q) { return valid[q % PAIR] ? of[i][q] : 0; };
+  auto number = [&](int i, int q) { return valid[q % PAIR] ? values[i][q] : 0; };
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
     const int first = p * PAIR, last = first + PAIR - 1;
@@ -147,13 +151,13 @@ DEVICE void UnitReductions::reduce_warp(const float (&of)[SUMS + MOMENTS + MAXIM
 #pragma unroll
     for (int i = 0; i < MOMENTS; i++) {
       shifts[i][p] = __shfl_sync(~0u, number(SUMS + i, first), coord.lane_in_quad);
-      const float a = valid[0] ? of[SUMS + i][first] - shifts[i][p] : 0, b = PAIR == 2 && valid[1] ? of[SUMS + i][last] - shifts[i][p] : 0;
+      const float a = valid[0] ? values[SUMS + i][first] - shifts[i][p] : 0, b = PAIR == 2 && valid[1] ? values[SUMS + i][last] - shifts[i][p] : 0;
       added[(SUMS + 2 * i) * PAIRS + p] = a + b, added[(SUMS + 2 * i + 1) * PAIRS + p] = fmaf(a, a, b * b);
     }
 #pragma unroll
     for (int i = 0; i < MAXIMA; i++) {
-      float largest = valid[0] ? of[SUMS + MOMENTS + i][first] : -INFINITY;
-      if (PAIR == 2 && valid[1]) largest = op_max(largest, of[SUMS + MOMENTS + i][last]);
+      float largest = valid[0] ? values[SUMS + MOMENTS + i][first] : -INFINITY;
+      if (PAIR == 2 && valid[1]) largest = op_max(largest, values[SUMS + MOMENTS + i][last]);
 #pragma unroll
       for (int mask = 16; mask >= 4; mask /= 2) largest = op_max(largest, __shfl_xor_sync(~0u, largest, mask));
       maxima[i][p] = largest;

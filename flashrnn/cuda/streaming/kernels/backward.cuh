@@ -1,25 +1,26 @@
-// The backward time loop with R streamed: rows are the units of an item, vectors are the gradients of the recurrent gates. The
-// factors of the cell's gradient are computed from the stored gates before the block waits for its group.
+// The backward time loop with R streamed. The rows of R are the units of an item; the vectors are the gradients of the
+// recurrent gates. The factors of the cell's gradient are computed from the stored gates before the block waits for its
+// group.
 #pragma once
 #include "streaming/kernels/stream.cuh"
 static_assert(ROWS == UNITS && K == GR * D);
 
-// What a cell's step takes besides the sum of gradients through R, computed before this is there.
+// The data of a cell's step that do not depend on the sums through R, which are prepared before these are available.
 struct StepBack {
-  float factors[FACTORS], d_new[STATES];  // d_new: the gradients of the states after the step
-  bool carry, carry_next;                 // whether the states before this step, and those after it, enter a step
+  float factors[FACTORS], d_new[STATES];  // d_new: gradients of the states after the step
+  bool carry, carry_next;                 // whether the states before and after this step are passed on, i.e. not reset
 };
 
-// Return the value at `from`, which is of step t - back_steps, and prefetch that of AHEAD steps before. `back`: from a step to the
-// one before.
+// Returns the value at `from`, which belongs to step t - back_steps, and prefetches that of AHEAD steps earlier. `back`
+// is the distance between consecutive steps.
 template <class Number>
 DEVICE Number read(const Number* from, i64 t, int back_steps, i64 back) {
   if (t >= AHEAD + back_steps) prefetch(from - AHEAD * back);
   return *from;
 }
 
-// Reads a cell's gates and states before step t, computes the factors of its gradient, and adds the gradients of the step's
-// results to d_new.
+// Reads a cell's gates and its states before step t, computes the factors of its gradient, and adds the gradients of
+// the step's results to d_new.
 DEVICE void prepare_step(StepBack& to, const Params& params, const CellCoord& cell, i64 t) {
   const i64 at = cell.row_at(params, t) * ROW + cell.element, back = params.row_t * ROW;
   const float* first_state = params.initial + cell.sequence * ROW + cell.element;
@@ -27,7 +28,7 @@ DEVICE void prepare_step(StepBack& to, const Params& params, const CellCoord& ce
   const UnitGates stored = read(params.gates + at, t, 0, back);
   float g[GATES], s[STATES];
 #pragma unroll
-  for (int j = 0; j < GATES; j++) g[j] = float(stored.of[j]);
+  for (int j = 0; j < GATES; j++) g[j] = float(stored.values[j]);
   s[0] = !USES_H || !to.carry ? 0 : t > 0 ? float(read(params.h + at - back, t, 1, back)) : *first_state;
 #pragma unroll
   for (int k = 1; k < STATES; k++) {
@@ -39,9 +40,9 @@ DEVICE void prepare_step(StepBack& to, const Params& params, const CellCoord& ce
   cell_factors(g, s, to.factors);
 }
 
-// Params as of flashrnn_stream_forward, and: initial; d_h (may be null), d_aux -> d_x, d_u. d_bias
-// [B, GATES, N, D], zeros: the gradients of the biases are added to it, in float32. d_state: the gradient of the last states, at
-// the end that of the initial ones. exchange [2, N, B, PADDED_K]: zeros.
+// Params as of flashrnn_stream_forward, and: initial; d_h (may be null), d_aux -> d_x, d_u. d_bias [B, GATES, N, D]:
+// zeros, to which the gradients of the biases are added in float32. d_state: the gradient of the last states on entry,
+// of the initial states on return. exchange [2, N, B, PADDED_K]: zeros.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_stream_backward(PARAMETERS) {
   extern __shared__ __align__(16) float sums[];

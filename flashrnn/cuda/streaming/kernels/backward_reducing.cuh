@@ -1,25 +1,25 @@
-// The backward time loop with R streamed, of a cell whose step reduces over units. Otherwise as backward.cuh.
+// The backward time loop with R streamed, for cells whose step reduces over units. Otherwise as backward.cuh.
 #pragma once
 #include "streaming/kernels/reductions.cuh"
 static_assert(ROWS == UNITS && K == GR * D);
 
-// A step of the thread's cells: what it takes besides the sums of gradients through R, read before these are there, and its results.
+// The inputs and results of a step for the thread's cells. The inputs are read before the sums through R are available.
 struct StepCells {
   float g[GATES][CELLS] = {}, s[STATES][CELLS] = {}, d_new[STATES][CELLS] = {}, d_g[GATES][CELLS], d_old[STATES][CELLS];
   float states_after[AFTER > 0 ? AFTER : 1][CELLS] = {}, statistics[STATISTICS_NEEDED > 0 ? STATISTICS_NEEDED : 1][CELLS] = {};
-  bool carry[CELLS], carry_next[CELLS];  // whether the states before this step, and those after it, enter a step
+  bool carry[CELLS], carry_next[CELLS];  // whether the states before and after this step are passed on, i.e. not reset
 };
 
 // Reads gates, statistics and states of cell number i, and adds the gradients of the step's results to d_new.
 DEVICE void prepare_step(StepCells& to, int i, const Params& params, const Item& item, const CellCoord& cell, i64 t) {
   const i64 B = params.B, row = cell.row_at(params, t), at = row * ROW + cell.element;
   to.carry[i] = !RESET || !params.reset[cell.sequence * params.T + t];
-  const gate* of_head = params.gates + (row * HEADS + item.head) * HEAD_NUMBERS;
+  const gate* head_gates = params.gates + (row * HEADS + item.head) * HEAD_NUMBERS;
 #pragma unroll
   for (int j = 0; j < GATES; j++)
-    to.g[j][i] = STORED_OF[j] >= 0 ? float(of_head[(item.unit0 + cell.row) * STORED + STORED_OF[j]]) : params.bias[j * ROW + cell.element];
+    to.g[j][i] = STORED_OF[j] >= 0 ? float(head_gates[(item.unit0 + cell.row) * STORED + STORED_OF[j]]) : params.bias[j * ROW + cell.element];
 #pragma unroll
-  for (int k = 0; k < STATISTICS_NEEDED; k++) to.statistics[k][i] = load_statistic(of_head, k);
+  for (int k = 0; k < STATISTICS_NEEDED; k++) to.statistics[k][i] = load_statistic(head_gates, k);
   const float* first_state = params.initial + cell.sequence * ROW + cell.element;
   to.s[0][i] = !USES_H || !to.carry[i] ? 0 : t > 0 ? float(params.h[at - params.row_t * ROW]) : *first_state;
 #pragma unroll
@@ -32,7 +32,7 @@ DEVICE void prepare_step(StepCells& to, int i, const Params& params, const Item&
   if (params.d_h) to.d_new[0][i] += float(params.d_h[at]);
 }
 
-// Params as of backward.cuh, and: bias, parts, of UnitReductions; first_item, that of the launch's first block.
+// Params as of backward.cuh, and: bias; parts, for UnitReductions; first_item, the item of the launch's first block.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_stream_backward(PARAMETERS) {
   extern __shared__ __align__(16) float sums[];

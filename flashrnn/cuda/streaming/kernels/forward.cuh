@@ -1,15 +1,16 @@
-// The forward time loop with R streamed: rows are the recurrent gates of an item's units, vectors are h.
+// The forward time loop with R streamed. The rows of R are those of the recurrent gates of an item's units; the vectors
+// are h.
 #pragma once
 #include "streaming/kernels/stream.cuh"
 static_assert(ROWS == GR * UNITS && K == D);
 
-// What a cell's step takes besides the recurrent sums, read before these are there.
+// The inputs of a cell's step, which are read before the recurrent sums are available.
 struct StepInput {
   float bias[GATES], x[GI], state[STATES];
-  bool carry;  // whether the states before the step enter it
+  bool carry;  // whether the states before the step are kept, i.e. not reset
 };
 
-// Reads that of step t, and prefetches the input of AHEAD steps later.
+// Reads the inputs of step t, and prefetches x of AHEAD steps later.
 DEVICE void read_input(StepInput& to, const Params& params, const CellCoord& cell, i64 t) {
   const scalar* x = params.x + cell.row_at(params, t) * GI * ROW + cell.element;
   to.carry = !RESET || !params.reset[cell.sequence * params.T + t];
@@ -24,23 +25,24 @@ DEVICE void read_input(StepInput& to, const Params& params, const CellCoord& cel
   for (int k = 0; k < STATES; k++) to.state[k] = to.carry ? params.state[(k * params.B + cell.sequence) * ROW + cell.element] : 0;
 }
 
-// Computes a cell's states after the step, h rounded as it is exchanged, and its gates as they are stored for the backward.
+// Computes a cell's states after the step, with h rounded as it is exchanged, and its gates as they are stored for the
+// backward.
 DEVICE void step_forward(float (&fresh)[STATES], UnitGates& stored, const StepInput& in, const float* sums, const CellCoord& cell) {
   float g[GATES];
 #pragma unroll
   for (int j = 0; j < GATES; j++) {
     g[j] = assemble_gate<false>(
         j, in.bias[j], in.carry, [&](int k) { return sum_of(sums, cell, k * UNITS + cell.row); }, [&](int k) { return in.x[k]; });
-    to_gate(stored.of[j], g[j]);
+    to_gate(stored.values[j], g[j]);
   }
   cell_forward(g, in.state, fresh);
   fresh[0] = float(scalar(fresh[0]));
 }
 
 // Params: types and shapes are in parameters.py. x, R in the order of Stream, bias, reset -> h, aux. state: the initial
-// states, at the end the last ones. exchange [2, N, B, PADDED_K]: h before the first step, and zeros as padding.
-// counters [groups, 32]: zeros. gates, if STORE_GATES: the arguments of cell_forward.
-// Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
+// states on entry, the last states on return. exchange [2, N, B, PADDED_K]: the initial h, and zeros in all other
+// elements. counters [groups, 32]: zeros. gates, with STORE_GATES: the arguments of cell_forward. Row (b, t) of x, h,
+// aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_stream_forward(PARAMETERS) {
   extern __shared__ __align__(16) float sums[];

@@ -1,13 +1,13 @@
-// The forward time loop with R streamed, of a cell whose step reduces over units. Otherwise as forward.cuh.
+// The forward time loop with R streamed, for cells whose step reduces over units. Otherwise as forward.cuh.
 #pragma once
 #include "streaming/kernels/reductions.cuh"
 static_assert(ROWS == GR * UNITS && K == D);
 
-// A step of the thread's cells: what it takes besides the recurrent sums, read before these are there, and its results.
+// The inputs and results of a step for the thread's cells. The inputs are read before the recurrent sums are available.
 struct StepCells {
   float g[GATES][CELLS] = {}, old[STATES][CELLS] = {}, fresh[STATES][CELLS], stored[GATES][CELLS];
   float statistics[STATISTICS > 0 ? STATISTICS : 1][CELLS];
-  bool carry[CELLS];  // whether the states before the step enter it
+  bool carry[CELLS];  // whether the states before the step are kept, i.e. not reset
 };
 
 // Reads inputs, biases and states of cell number i, and prefetches the inputs of AHEAD steps later.
@@ -25,27 +25,27 @@ DEVICE void read_inputs(StepCells& to, int i, const Params& params, const CellCo
   for (int k = 0; k < STATES; k++) to.old[k][i] = to.carry[i] ? params.state[(k * params.B + cell.sequence) * ROW + cell.element] : 0;
 }
 
-// Stores the states of cell number i and what the backward needs.
-DEVICE void store_results(const StepCells& of, int i, const Params& params, const Item& item, const CellCoord& cell, i64 t) {
+// Stores the states of cell number i, and what the backward needs.
+DEVICE void store_results(const StepCells& cells, int i, const Params& params, const Item& item, const CellCoord& cell, i64 t) {
   const i64 B = params.B, row = cell.row_at(params, t), at = row * ROW + cell.element;
-  params.h[at] = scalar(of.fresh[0][i]);
+  params.h[at] = scalar(cells.fresh[0][i]);
 #pragma unroll
   for (int k = 0; k < STATES; k++) {
-    params.state[(k * B + cell.sequence) * ROW + cell.element] = of.fresh[k][i];
-    if (STORE_AUX && k > 0) to_gate(params.aux[(k - 1) * B * params.T * ROW + at], of.fresh[k][i]);
+    params.state[(k * B + cell.sequence) * ROW + cell.element] = cells.fresh[k][i];
+    if (STORE_AUX && k > 0) to_gate(params.aux[(k - 1) * B * params.T * ROW + at], cells.fresh[k][i]);
   }
   if (!STORE_GATES) return;
-  gate* of_head = params.gates + (row * HEADS + item.head) * HEAD_NUMBERS;
+  gate* head_gates = params.gates + (row * HEADS + item.head) * HEAD_NUMBERS;
   const int unit = item.unit0 + cell.row;
 #pragma unroll
   for (int j = 0; j < GATES; j++)
-    if (STORED_OF[j] >= 0) to_gate(of_head[unit * STORED + STORED_OF[j]], of.stored[j][i]);
+    if (STORED_OF[j] >= 0) to_gate(head_gates[unit * STORED + STORED_OF[j]], cells.stored[j][i]);
 #pragma unroll
   for (int k = 0; k < STATISTICS; k++)
-    if (unit == 0) store_statistic(of_head, k, of.statistics[k][i]);
+    if (unit == 0) store_statistic(head_gates, k, cells.statistics[k][i]);
 }
 
-// Params as of forward.cuh, and: parts, of UnitReductions; first_item, that of the launch's first block.
+// Params as of forward.cuh, and: parts, for UnitReductions; first_item, the item of the launch's first block.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_stream_forward(PARAMETERS) {
   extern __shared__ __align__(16) float sums[];

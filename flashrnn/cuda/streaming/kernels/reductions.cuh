@@ -1,16 +1,18 @@
-// Reductions over the units of a head within a step. Each block of a launch has one item, whose cells stay in registers from phase
-// to phase: a block with several items would wait for itself.
+// Reductions over the units of a head within a step. Each block of a launch has one item, whose cells stay in registers
+// between phases: a block with several items would wait for itself.
 //
-// A thread per sequence adds up the block's units. The parts of all blocks of the group go through global memory: a warp per sequence
-// adds them up once the group's second counter says that they are there.
+// One thread per sequence adds up the contributions of the block's units. These parts of all blocks of the group are
+// exchanged through global memory: once the group's second counter shows that they have arrived, one warp per sequence
+// adds them up.
 #pragma once
 #include "kernels/partial.cuh"
 #include "streaming/kernels/stream.cuh"
 
-constexpr int REDUCTION_COUNTER = 16;  // after the group's counter, in its cache line
+constexpr int REDUCTION_COUNTER = 16;  // offset of the second counter, in the cache line of the first
 
+// The reductions of an item.
 struct UnitReductions {
-  float* numbers;   // [operand][SEQS][UNITS], in shared memory
+  float* numbers;   // [value][SEQS][UNITS], in shared memory
   float* results;   // [result][SEQS]
   uint4* parts;     // of the group: [EXCHANGES][SEQS][UNIT_BLOCKS][EXCHANGED_VECTORS], in global memory
   u32* counter;
@@ -23,17 +25,20 @@ struct UnitReductions {
         counter(params.counters + item.counter + REDUCTION_COUNTER), item(item), B(params.B) {}
   DEVICE bool has_sequence(int sequence) const { return item.sequence0 + sequence < B; }
   DEVICE static int units_of(int block) { return min(UNITS, D - block * UNITS); }
+  // Returns the address of a block's part of a sequence, in exchange `number`.
   DEVICE uint4* part(int number, int sequence, int block) const {
     return parts + ((number * SEQS + sequence) * UNIT_BLOCKS + block) * EXCHANGED_VECTORS;
   }
 
-  // Reduces SUMS numbers, then MOMENTS, then MAXIMA over the units of the head; `number`: of the exchange in the step.
+  // Reduces SUMS values, then MOMENTS, then MAXIMA over the units of the head. The results are the sums, mean and
+  // variance of each moment, then the maxima. NUMBER: of the exchange in the step. All threads of the group call this
+  // together.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     for_each_cell(item, B, [&](int i, const CellCoord& cell) {
 #pragma unroll
-      for (int k = 0; k < SUMS + MOMENTS + MAXIMA; k++) numbers[(k * SEQS + cell.column) * UNITS + cell.row] = of[k][i];
+      for (int k = 0; k < SUMS + MOMENTS + MAXIMA; k++) numbers[(k * SEQS + cell.column) * UNITS + cell.row] = values[k][i];
     });
     __syncthreads();
     for (int sequence = threadIdx.x; sequence < SEQS && has_sequence(sequence); sequence += THREADS) publish<Part>(NUMBER, sequence);
@@ -48,6 +53,7 @@ struct UnitReductions {
     });
   }
 
+  // Stores the block's part of a sequence, in one thread.
   template <class Part>
   DEVICE void publish(int number, int sequence) const {
     auto of_unit = [&](int k, int unit) { return numbers[(k * SEQS + sequence) * UNITS + unit]; };
@@ -77,6 +83,7 @@ struct UnitReductions {
     }
   }
 
+  // Adds up the parts of a sequence, in one warp, and stores the results in shared memory.
   template <class Part>
   DEVICE void add_up(int number, int sequence) const {
     const int lane = threadIdx.x % 32;
@@ -103,7 +110,8 @@ struct UnitReductions {
   }
 };
 
-// A head's statistics in its row of gates. They are at an even address alone if the head has odd sizes.
+// The statistics of a head follow its gates in a row. With a head of odd size, their addresses are multiples of two
+// bytes only.
 DEVICE void store_statistic(gate* row, int k, float x) {
   gate* to = row + D * STORED + k * (4 / sizeof(gate));
   if constexpr (sizeof(gate) == 4) {

@@ -1,12 +1,15 @@
-// A time loop that streams R from L2 or memory at every step, for heads that do not fit on the chip; shared by both directions.
+// A time loop that streams R from L2 or memory at every step, for heads that do not fit on the chip; used in both
+// directions.
 //
-// The work of a step is split into items, UNITS units of one head for SEQS sequences, each always computed by the same block.
-// All blocks run at once (a cooperative launch); a block with several items takes them in turn. The items of one head and the
-// same sequences are a group. At every step an item multiplies its ROWS rows of a matrix made of R by the vectors of K numbers
-// that all items of its group wrote at the step before. When it has written its own, it increments its group's counter.
+// The work of a step is split into items: UNITS units of one head for SEQS sequences. An item is always computed by the
+// same block. All blocks are co-resident (a cooperative launch); a block with several items processes them in turn. The
+// items with the same head and sequences form a group. At every step, an item multiplies its ROWS rows of a matrix made
+// of R by vectors of K numbers, which all items of its group wrote in the previous step. When it has written its own,
+// it increments its group's counter.
 //
-// R has the order in which it is multiplied, and is loaded straight into registers, DEPTH vectors of 64 bytes per row ahead.
-// These loads do not wait for other blocks: while a block waits for its group, the first vectors of its next item are loaded.
+// R is stored in the order in which it is multiplied, and is loaded directly into registers, DEPTH vectors of 64 bytes
+// per row ahead. These loads do not depend on other blocks: while a block waits for its group, the first vectors of its
+// next item are loaded.
 #pragma once
 #include "kernels/gates.cuh"
 #include "kernels/math.cuh"
@@ -16,28 +19,29 @@
 constexpr int THREADS = 32 * WARPS;
 constexpr int SEQS = 16 * SEQ_TILES;
 constexpr int ROW_TILES = ROWS / 8;
-constexpr int PADDED_K = WARPS * WARP_VECTORS * VECTOR;        // vectors are dealt to the warps in turn
+constexpr int PADDED_K = WARPS * WARP_VECTORS * VECTOR;        // vectors are assigned to the warps in turn
 constexpr int UNIT_BLOCKS = (D + UNITS - 1) / UNITS;           // items of a group
-constexpr int CELLS = (SEQS * UNITS + THREADS - 1) / THREADS;  // units of one sequence, of a thread
+constexpr int CELLS = (SEQS * UNITS + THREADS - 1) / THREADS;  // cells of a thread: units of one sequence each
 constexpr i64 ROW = i64(HEADS) * D;                            // units of all heads
-constexpr int AHEAD = 4;                                       // steps
+constexpr int AHEAD = 4;                                       // steps between a prefetch and its use
 constexpr int GATE_BYTES = GATES * sizeof(gate);               // of a unit
-// The stride between rows of sums lets half a warp, four rows of four pairs, write to different banks.
+// The stride between rows of sums puts the accesses of half a warp, four rows of four pairs, into different banks.
 constexpr int SUM_STRIDE = ROWS + (40 - ROWS % 32) % 32;
 static_assert(ROWS % 8 == 0 && DEPTH <= WARP_VECTORS && PADDED_K >= K);
-constexpr int PART_FLOATS = 4 * EXCHANGED_VECTORS;                 // of an exchange over units, for a sequence: reductions.cuh
+constexpr int PART_FLOATS = 4 * EXCHANGED_VECTORS;                 // of an exchange over units, per sequence: reductions.cuh
 constexpr int SUM_FLOATS = WARPS * SEQS * SUM_STRIDE, REDUCTION_FLOATS = PART_FLOATS * SEQS * (UNITS + 1);
 static_assert((SUM_FLOATS + REDUCTION_FLOATS) * 4 == SHARED_BYTES_EXPECTED, "streaming/tiling.py counts shared memory differently");
 
-// The gates of a unit at one step, as the forward stores them for the backward, aligned for few and wide accesses.
+// The gates of a unit at one step, as the forward stores them for the backward; aligned such that few, wide accesses
+// suffice.
 struct alignas((GATE_BYTES & -GATE_BYTES) < 16 ? GATE_BYTES & -GATE_BYTES : 16) UnitGates {
-  gate of[GATES];
+  gate values[GATES];
 };
 
-// A part of the work of a step.
+// The coordinates of an item.
 struct Item {
-  int head, unit0, counter;  // counter: index of its group's counter, each in its own cache line
-  i64 sequence0, matrix;     // matrix: index of its first row, in units of 16 bytes
+  int head, unit0, counter;  // counter: index of the group's counter, each in its own cache line
+  i64 sequence0, matrix;     // matrix: index of the item's first row, in units of 16 bytes
   DEVICE Item(int index) {
     int block = index % UNIT_BLOCKS, group = index / UNIT_BLOCKS;
     counter = group * 32, head = group % HEADS, sequence0 = i64(group / HEADS) * SEQS, unit0 = block * UNITS;
@@ -46,26 +50,27 @@ struct Item {
   DEVICE static int count(i64 B) { return int((B + SEQS - 1) / SEQS) * HEADS * UNIT_BLOCKS; }
 };
 
-// The coordinates of a cell, one unit of one sequence: number i < CELLS of a thread.
+// The coordinates of a cell (one unit of one sequence), number i < CELLS of a thread.
 struct CellCoord {
-  int row, column;  // unit in the item, sequence in the item
+  int row, column;  // unit and sequence within the item
   bool valid;
-  i64 sequence, element;  // element of [N, D]
+  i64 sequence, element;  // element: in [N, D]
   DEVICE CellCoord(const Item& item, int i, i64 B) {
     int cell = threadIdx.x + i * THREADS;
     row = cell % UNITS, column = cell / UNITS;
     sequence = item.sequence0 + column, element = item.head * D + item.unit0 + row;
     valid = cell < SEQS * UNITS && item.unit0 + row < D && sequence < B;
   }
-  // Return the row of its sequence at step t in tensors [B, T, ...], where batch and time may be swapped in memory.
+  // Returns the row of the cell's sequence at step t in tensors [B, T, ...], of which batch and time may be swapped in
+  // memory.
   DEVICE i64 row_at(const Params& params, i64 t) const { return sequence * params.row_b + t * params.row_t; }
-  // Return the index of the cell's value in part k of the vectors [HEADS, B, PADDED_K] that a group exchanges.
+  // Returns the index of the cell's value in part k of the vectors [HEADS, B, PADDED_K] that a group exchanges.
   DEVICE i64 exchanged(const Item& item, i64 B, int k) const {
     return (item.head * B + sequence) * PADDED_K + k * D + item.unit0 + row;
   }
 };
 
-// Calls f(i, cell) for the thread's cells, number i of CELLS.
+// Calls f(i, cell) for each valid cell of the thread, number i < CELLS.
 template <class F>
 DEVICE void for_each_cell(const Item& item, i64 B, F f) {
 #pragma unroll
@@ -85,12 +90,14 @@ struct Stream {
 #pragma unroll
     for (int slot = 0; slot < DEPTH; slot++) load(slot, first, slot);
   }
+  // Loads vector number k of the warp, for all rows of an item, into a slot.
   DEVICE void load(int slot, const Item& item, int k) {
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++) ahead[slot][n] = load_once(R + item.matrix + (k * WARPS * ROW_TILES + n) * 32);
   }
 
-  // Computes this warp's partial sums of an item: c of tile (m, n) has sequences as rows. `vectors`: of the head.
+  // Computes this warp's partial sums of an item: rows of tile (m, n) of c are sequences, its columns rows of R.
+  // `vectors` are those of the head; the first vectors of R for the `next` item are loaded at the end.
   DEVICE void product(float (&c)[SEQ_TILES][ROW_TILES][4], const Item& item, const Item& next, const scalar* vectors, i64 B) {
     const int warp = threadIdx.x / 32, quad = threadIdx.x % 32 / 4, lane_in_quad = threadIdx.x % 4;
     const uint4* lane_vectors = reinterpret_cast<const uint4*>(vectors + (item.sequence0 + quad) * PADDED_K) + warp * 4 + lane_in_quad;
@@ -126,7 +133,8 @@ struct Stream {
   }
 };
 
-// Waits for the group's vectors of the step before, and stores every warp's partial sums of the item to shared memory.
+// Waits for the group's vectors of the previous step, and stores every warp's partial sums of the item in shared
+// memory. All threads of the block call this; it synchronises before and after.
 DEVICE void step_sums(float* sums, Stream& stream, const Params& params, const Item& item, const Item& next, const scalar* vectors,
                       u32 step) {
   const int warp = threadIdx.x / 32, quad = threadIdx.x % 32 / 4, lane_in_quad = threadIdx.x % 4;
@@ -146,7 +154,7 @@ DEVICE void step_sums(float* sums, Stream& stream, const Params& params, const I
   __syncthreads();
 }
 
-// Return the sum of row `row` of the item, for the cell's sequence.
+// Returns the sum over the warps of row `row` of the item, for the cell's sequence.
 DEVICE float sum_of(const float* sums, const CellCoord& cell, int row) {
   float sum = 0;
 #pragma unroll
@@ -154,8 +162,8 @@ DEVICE float sum_of(const float* sums, const CellCoord& cell, int row) {
   return sum;
 }
 
-// Stores the gradients of a cell's gates at step t, d_g(j), and adds them to those of the biases.
-template <class Gradient, class P>  // Params, of a backward
+// Stores the gradients d_g(j) of a cell's gates at step t, and adds them to those of the biases.
+template <class Gradient, class P>  // Params of a backward
 DEVICE void store_gate_gradients(const Gradient& d_g, const P& params, const CellCoord& cell, i64 t) {
   const i64 row = cell.row_at(params, t);
 #pragma unroll
