@@ -1,5 +1,6 @@
 """`FlashRNN`, a drop-in replacement for nn.LSTM, nn.GRU and nn.RNN."""
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -182,9 +183,9 @@ class FlashRNN(nn.Module):
             raise ValueError("a bidirectional network cannot be stepped: its output depends on the whole sequence")
         if reset is not None:
             check_reset(reset, len(input))
-        if (stepped := self._quick_step(input, hx, reset)) is not None:
-            return stepped
         if isinstance(input, Tensor) and input.dim() == 2:
+            if (done := self._quick_step(input, hx, reset)) is not None:
+                return done
             if (done := cuda_layer.run(self, input, hx, reset)) is not None:
                 return done
             time, of_steps = int(self.batch_first), None if reset is None else reset.unsqueeze(1)
@@ -205,9 +206,8 @@ class FlashRNN(nn.Module):
         if steps == 1 and not self.bidirectional:
             if reset is not None:
                 check_reset(reset, x.shape[1 - time], 1)
-            stepped = self._quick_step(x.squeeze(time), states, None if reset is None else reset[:, 0])
-            if stepped is not None:
-                return stepped[0].unsqueeze(time), stepped[1]
+            if (done := self._quick_step(x, states, None if reset is None else reset[:, 0])) is not None:
+                return done
         for of_pytorch in (onednn.run, cudnn.run) if reset is None else ():
             if (done := of_pytorch(self, x, states)) is not None:
                 return done
@@ -220,11 +220,15 @@ class FlashRNN(nn.Module):
         return eager_layer.run(self, x, states, reset)
 
     def _quick_step(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
-        """Return the results of `step` by `stepping`; None if it does not support the call or an argument is wrong."""
-        if not isinstance(x, Tensor) or not x.is_cpu or not stepping.is_fast_in(x.dtype):
+        """Return the results of `step` by `stepping`; None if it does not support the call or an argument is wrong.
+
+        x is [B, features], or [B, 1, features] or [1, B, features] as the output then is.
+        """
+        if not x.is_cpu or not stepping.is_fast_in(x.dtype):
             return None  # before zeros for missing states are created, which would be a kernel on a GPU
         if states is None:
-            zeros = x.new_zeros(self.num_layers, x.shape[0], self.hidden_size, dtype=state_dtype(x.dtype))
+            shape = self.num_layers, math.prod(x.shape[:-1]), self.hidden_size
+            zeros = x.new_zeros(shape, dtype=state_dtype(x.dtype))
             states = (zeros,) * len(self.cell.states)
         states = states if isinstance(states, tuple | list) else (states,)
         modules = [(self._modules[f"input_l{k}"], self._modules[f"recurrent_l{k}"]) for k in range(self.num_layers)]

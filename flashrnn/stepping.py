@@ -3,6 +3,7 @@
 For one step of one sequence the kernel takes 5 µs, and the general preparations for all backends 40 times as long.
 """
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -57,13 +58,13 @@ def layers(
 
     Args:
         modules: the input product and the recurrence of each layer.
-        x: [B, features], in a dtype that `is_fast_in`.
+        x: [B, features], in a dtype that `is_fast_in`; there may be an axis of one time step.
         states: a tensor [layers, B, H] for each state of the cell.
         reset: [B], or None.
     """
-    if not autograd_alone() or torch.is_autocast_enabled("cpu") or x.dim() != 2:
+    if not autograd_alone() or torch.is_autocast_enabled("cpu"):
         return None
-    dtype, (B, features), (_, first) = x.dtype, x.shape, modules[0]
+    dtype, B, features, (_, first) = x.dtype, math.prod(x.shape[:-1]), x.shape[-1], modules[0]
     if not (B and is_plain(x, dtype) and len(states) == len(first.cell.states)):
         return None
     if reset is not None and not is_plain(reset, torch.bool):
@@ -148,15 +149,15 @@ def _is_for_the_kernel(cell: Cell, backend: str, heads: int, head_dim: int, feat
 
 
 def step(layer: Layer, x: Tensor, states: Sequence[Tensor], reset: Tensor | None) -> tuple[Tensor, ...]:
-    """Return h [B, H] and the new states, each of the shape of the old one.
+    """Return h, in the shape of x but for its last axis, and the new states, each of the shape of the old one.
 
     Args:
         layer: one of `layers`.
-        x: [B, features].
+        x: as for `layers`.
         states: a tensor of B*H elements for each state of the cell, in the state dtype.
         reset: [B] bool, or None.
     """
-    return _run(layer, _Rows(x.shape[0], 1, False), x, states, reset)
+    return _run(layer, _Rows(math.prod(x.shape[:-1]), 1, False), x, states, reset)
 
 
 def sequences(
