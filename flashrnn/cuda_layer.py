@@ -22,9 +22,9 @@ from flashrnn.directions import is_faster
 from flashrnn.dispatch import choose, no_autocast
 from flashrnn.eager import apart, recurrence_gradients, residual_of, together
 from flashrnn.eager_layer import by_heads, last_states, layer_gradients, of_last_states, product_gradients
+from flashrnn.layer_weights import weights_of
 from flashrnn.problem import PLAIN, KernelUnavailable, Problem, StateGradients, on_gpu, state_dtype, tf32_allowed
 from flashrnn.residual import Residual
-from flashrnn.stepping import weights_of
 
 Found = tuple[CudaFused, Forward]
 

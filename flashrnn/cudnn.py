@@ -22,8 +22,8 @@ from flashrnn.cells import GRU, LSTM, Cell
 from flashrnn.eager import as_dtype
 from flashrnn.forking import lock_that_forks_wait_for
 from flashrnn.gpu import Gpu, nvidia_gpu
+from flashrnn.layer_weights import weights_of
 from flashrnn.problem import PLAIN, dtype_name, state_dtype, tf32_allowed
-from flashrnn.stepping import weights_of
 from flashrnn.torch_networks import initial_states
 
 logger = logging.getLogger("flashrnn")

@@ -20,9 +20,9 @@ from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.dispatch import no_autocast
 from flashrnn.eager import as_dtype
 from flashrnn.functional import dtype_under_autocast, flashrnn
+from flashrnn.layer_weights import without_hooks
 from flashrnn.problem import Problem, tf32_allowed
 from flashrnn.sequences import SideBySide, Whole
-from flashrnn.stepping import without_hooks
 
 _WORTH = 0.9  # largest time relative to both directions in turn: copies around a joint call take up to a tenth of it
 

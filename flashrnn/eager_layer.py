@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from flashrnn import stepping
+from flashrnn import cpu_layer
 from flashrnn._torch_private import autograd_alone, onednn_computes
 from flashrnn.dispatch import no_autocast, padding, run_forward
 from flashrnn.eager import apart, as_dtype, cast, recurrence_gradients, together
 from flashrnn.functional import check_reset, dtype_under_autocast
 from flashrnn.head_size import with_head_size
+from flashrnn.layer_weights import fit, without_hooks
 from flashrnn.problem import PLAIN, Inputs, StateGradients, state_dtype
 from flashrnn.recurrence import Recurrence
 from flashrnn.reference import Reference
-from flashrnn.stepping import fit, without_hooks
 
 
 def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | None:
@@ -99,7 +99,7 @@ def _by_layer(network: nn.Module, states, batch: int) -> Tensor | None:
 
 def _layer(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, x, W, states, reset) -> tuple[Tensor, ...]:
     """Return the output in the layout of x, and the last one [1, B, H] of each state."""
-    if (done := stepping.sequences(recurrent, batch_first, x, W, states, reset)) is not None:
+    if (done := cpu_layer.sequences(recurrent, batch_first, x, W, states, reset)) is not None:
         return done
     given = x, W, recurrent.R, recurrent.b, states
     sizes = recurrent.num_heads, recurrent.head_dim, dtype, x.device, torch.is_grad_enabled()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from flashrnn import (
+    cpu_layer,
     cuda_layer,
     cudnn,
     directions,
@@ -18,7 +19,6 @@ from flashrnn import (
     hoisting,
     onednn,
     plan,
-    stepping,
     torch_networks,
 )
 from flashrnn.cells import Cell, get_cell
@@ -220,11 +220,11 @@ class FlashRNN(nn.Module):
         return eager_layer.run(self, x, states, reset)
 
     def _quick_step(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
-        """Return the results of `step` by `stepping`; None if it does not support the call or an argument is wrong.
+        """Return the results of `step` by `cpu_layer`; None if it does not support the call or an argument is wrong.
 
         x is [B, features], or [B, 1, features] or [1, B, features] as the output then is.
         """
-        if not x.is_cpu or not stepping.is_fast_in(x.dtype):
+        if not x.is_cpu or not cpu_layer.is_fast_in(x.dtype):
             return None  # before zeros for missing states are created, which would be a kernel on a GPU
         if states is None:
             shape = self.num_layers, math.prod(x.shape[:-1]), self.hidden_size
@@ -232,14 +232,14 @@ class FlashRNN(nn.Module):
             states = (zeros,) * len(self.cell.states)
         states = states if isinstance(states, tuple | list) else (states,)
         modules = [(self._modules[f"input_l{k}"], self._modules[f"recurrent_l{k}"]) for k in range(self.num_layers)]
-        if (layers := stepping.layers(modules, x, states, reset)) is None:
+        if (layers := cpu_layer.layers(modules, x, states, reset)) is None:
             return None
         new = []
         for k, layer in enumerate(layers):
             if k:
                 x = nn.functional.dropout(x, self.dropout, self.training)
             before = states if len(layers) == 1 else [state[k : k + 1] for state in states]
-            x, *after = stepping.step(layer, x, before, reset)
+            x, *after = cpu_layer.step(layer, x, before, reset)
             new.append(after)
         last = tuple(new[0] if len(layers) == 1 else map(torch.cat, zip(*new, strict=True)))
         return x, last if len(last) > 1 else last[0]

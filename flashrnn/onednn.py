@@ -17,10 +17,11 @@ from flashrnn.cells import GRU, LSTM
 from flashrnn.cpu.backend import CpuFused
 from flashrnn.cpu.call import LARGEST_IN_LOOP
 from flashrnn.cpu.registers import registers
+from flashrnn.cpu_layer import is_plain
 from flashrnn.dispatch import choose
 from flashrnn.eager import as_dtype
+from flashrnn.layer_weights import weights_of
 from flashrnn.problem import Problem, state_dtype
-from flashrnn.stepping import is_plain, weights_of
 from flashrnn.torch_networks import in_order, initial_states
 
 _DTYPES = (torch.float32, torch.bfloat16)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from flashrnn import FlashRNN, stepping
+from flashrnn import FlashRNN, cpu_layer
 from tests.problems import random_reset
 
 SIZES = [(7, 20, 9), (40, 33, 9), (16, 16, 9), (3, 150, 1)]  # features, units, sequences
@@ -22,8 +22,8 @@ def results(network: FlashRNN, x: torch.Tensor, reset: torch.Tensor | None, *, o
 @pytest.mark.parametrize(("size", "batch_first"), zip(SIZES, [False, True, True, False], strict=True), ids=str)
 @pytest.mark.parametrize("cell", ["lstm", "gru", "slstm"])
 def test_results_are_those_of_the_reference(cell, size, batch_first, monkeypatch):
-    kernels, kernel = [], stepping._kernel
-    monkeypatch.setattr(stepping, "_kernel", lambda *given: kernels.append(kernel(*given)) or kernels[-1])
+    kernels, kernel = [], cpu_layer._kernel
+    monkeypatch.setattr(cpu_layer, "_kernel", lambda *given: kernels.append(kernel(*given)) or kernels[-1])
     torch.manual_seed(0)
     options = {"function": cell, "batch_first": batch_first, "dtype": torch.float64}
     *of_network, B = size

@@ -7,14 +7,9 @@ import torch
 from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
-from flashrnn import FlashRNN, stepping
+from flashrnn import FlashRNN, cpu_layer
 from tests.problems import CELLS, cell_name, random_reset
 from tests.tolerances import BOUNDS
-
-
-@pytest.fixture
-def _no_shortcut(monkeypatch):
-    monkeypatch.setattr(stepping, "layers", lambda *_: None)
 
 
 def as_tuple(states) -> tuple[torch.Tensor, ...]:
@@ -53,7 +48,7 @@ def test_steps_and_their_gradients_are_those_of_the_sequence(cell, options):
 
 
 def test_steps_in_bfloat16(monkeypatch):
-    monkeypatch.setattr(stepping, "onednn_computes", lambda dtype: False)
+    monkeypatch.setattr(cpu_layer, "onednn_computes", lambda dtype: False)
     rnn, x = network(dtype=torch.bfloat16, num_heads=1), torch.randn(7, 3, 5, dtype=torch.bfloat16)
     found, expected = run_of_steps(rnn, x), run_of_sequence(copy.deepcopy(rnn).double(), x.double())
     assert [result.dtype for result in found] == [torch.bfloat16, *[torch.float32] * 2, *[torch.bfloat16] * 4]
@@ -64,11 +59,11 @@ def test_steps_in_bfloat16(monkeypatch):
 @pytest.mark.parametrize("hidden_size", [6, 400])
 def test_the_short_way_is_taken_and_gives_what_the_long_one_gives(hidden_size, monkeypatch):
     rnn = FlashRNN(5, hidden_size, function="gru", dtype=torch.float64)
-    x, steps, step = torch.randn(3, 2, 5, dtype=torch.float64), [], stepping.step
-    monkeypatch.setattr(stepping, "step", lambda *given: steps.append(given) or step(*given))
+    x, steps, step = torch.randn(3, 2, 5, dtype=torch.float64), [], cpu_layer.step
+    monkeypatch.setattr(cpu_layer, "step", lambda *given: steps.append(given) or step(*given))
     short = run_of_steps(rnn, x)
     assert len(steps) == 3
-    monkeypatch.setattr(stepping, "layers", lambda *_: None)
+    monkeypatch.setattr(cpu_layer, "layers", lambda *_: None)
     assert_close(short, run_of_steps(rnn, x))
     assert len(steps) == 3
 
