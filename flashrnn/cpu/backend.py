@@ -143,18 +143,14 @@ def gradients(
         aux: the other states of every step; None for a single step.
         d_aux: their gradients, or None.
     """
-    cell, N, D, features = kernel.sizes.cell, *R.shape[1:3], kernel.sizes.features
+    cell, N, D = kernel.sizes.cell, *R.shape[1:3]
     by_rows, afterwards = kernel.by_rows, D > LARGEST_IN_LOOP
     if d_x is None and product is None:
         d_x = empty_in_format(h, len(cell.input_gates), N, D)
     d_u = empty_in_format(h, len(recurrent_only(cell)), N, D) if afterwards else None
     d_R = None if afterwards else _sums(kernel, R, (len(cell.recurrent_gates), N, D), kernel.width)
     d_b = _sums(kernel, R, (len(cell.gates), N), kernel.width)
-    of_product = {}
-    if product is not None:
-        W = padded(product.W, build.whole_vectors(features))
-        d_W = _sums(kernel, R, (len(W),), W.shape[1])
-        of_product = {"source": product.x, "W": W, "d_source": product.d_x, "d_W": d_W}
+    of_product = {} if product is None else _of_product(kernel, product)
     kernel.run(
         h=h,
         R=_transposed(R) if by_rows else columns(R),
@@ -174,13 +170,19 @@ def gradients(
         **of_product,
     )
     if product is not None:
-        d_x = _sum_of_parts(kernel, d_W, features)
+        d_x = _sum_of_parts(kernel, of_product["d_W"], kernel.sizes.features)
     d_b = _sum_of_parts(kernel, d_b, D)
     if not afterwards:
         d_R = _sum_of_parts(kernel, d_R, D)
     else:
         d_R = weight_gradient_of_states(cell, d_x, d_u, h, initial, reset)
     return d_x, d_R, d_b
+
+
+def _of_product(kernel: Prepared, product: InputProduct) -> dict[str, Tensor | None]:
+    """Return the arguments of the kernel for the input product."""
+    W = padded(product.W, build.whole_vectors(kernel.sizes.features))
+    return {"source": product.x, "W": W, "d_source": product.d_x, "d_W": _sums(kernel, W, W.shape[:1], W.shape[1])}
 
 
 @cache
@@ -193,11 +195,10 @@ def _installed() -> bool:
     return find_spec("numba") is not None
 
 
-def prepared(direction: str, cell: Cell, rows: Tensor, features: int = 0) -> Prepared:
+def prepared(direction: str, cell: Cell, rows: Tensor) -> Prepared:
     """Return the kernel for `rows` [B, T, ..., N, D]; raises KernelUnavailable."""
     B, T, *_, N, D = rows.shape
-    threads = torch.get_num_threads()
-    return prepare(Sizes(direction, cell, B, T, N, D, is_time_major(rows), rows.dtype, threads, features))
+    return prepare(Sizes(direction, cell, B, T, N, D, is_time_major(rows), rows.dtype, torch.get_num_threads()))
 
 
 def weights(sizes: Sizes, R: Tensor) -> Tensor:

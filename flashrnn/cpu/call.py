@@ -151,8 +151,9 @@ def prepare(sizes: Sizes) -> Prepared:
 
 
 def _is_small(sizes: Sizes) -> bool:
-    matrices = len(sizes.cell.recurrent_gates) * sizes.heads * sizes.head_dim**2
-    return sizes.batch * sizes.steps * matrices < _SMALL
+    cell, D = sizes.cell, sizes.head_dim
+    of_row = D * (len(cell.recurrent_gates) * sizes.heads * D + len(cell.input_gates) * sizes.features)
+    return sizes.batch * sizes.steps * of_row < _SMALL
 
 
 def _parts(sizes: Sizes) -> tuple[int, int]:
