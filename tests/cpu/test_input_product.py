@@ -19,7 +19,7 @@ def results(network: FlashRNN, x: torch.Tensor, reset: torch.Tensor | None, *, o
     return found + list(torch.autograd.grad(loss, [*([x] if of_x else []), *network.parameters()]))
 
 
-@pytest.mark.parametrize(("size", "batch_first"), zip(SIZES, [False, True, True, False], strict=True), ids=str)
+@pytest.mark.parametrize(("size", "batch_first"), [*zip(SIZES, [False, True, True, False], strict=True)], ids=str)
 @pytest.mark.parametrize("cell", ["lstm", "gru", "slstm"])
 def test_results_are_those_of_the_reference(cell, size, batch_first, monkeypatch):
     kernels, kernel = [], cpu_layer._kernel
