@@ -44,7 +44,7 @@ def in_parts(problem: Problem) -> Hoisted | None:
     parts = None if problem.head_dim % 2 else hoisted(problem.cell)
     if parts is None or not isinstance(choose("auto", of_loop := problem._replace(cell=parts.loop)), CudaFused):
         return None
-    return parts if all(solver.likely(spec).blocks > 1 for spec in specs_of(of_loop)) else None
+    return parts if all(solver.likely_tiling(spec).blocks > 1 for spec in specs_of(of_loop)) else None
 
 
 def recurrence(

@@ -167,6 +167,6 @@ def explain(
 
 def _first_plan(direction: str, problem: Problem, batch: int) -> str:
     spec = KernelSpec(direction, problem.cell, problem.heads, problem.head_dim, batch, problem.dtype, problem.gpu)
-    found = solver.likely(spec)
+    found = solver.likely_tiling(spec)
     plan = _as_plan(spec, found, solver.cycles(spec, found))
     return f"{plan}; about {plan.cycles:.0f} cycles per time step"

@@ -16,7 +16,7 @@ from flashrnn.cpu.backend import CpuFused
 from flashrnn.cpu.call import Sizes, prepare
 from flashrnn.cuda import hoisted, resize_rows, short_gradients, sum_of_partials, weight_gradient
 from flashrnn.cuda.buckets import bucket
-from flashrnn.cuda.nvrtc import compile_elsewhere
+from flashrnn.cuda.nvrtc import compile_in_subprocess
 from flashrnn.cuda.resident import concurrent_gradient, solver
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.resident.calls import producers
@@ -110,7 +110,7 @@ def _problem(
 
 def _run(kernels: dict[str, Callable[[], object]], progress: Callable[[Compiled], None] | None) -> None:
     """Compile in as many threads as there are processors, those of a GPU in processes: NVRTC serves one thread."""
-    with ThreadPoolExecutor(min(len(kernels), os.cpu_count() or 1) or 1, initializer=compile_elsewhere) as pool:
+    with ThreadPoolExecutor(min(len(kernels), os.cpu_count() or 1) or 1, initializer=compile_in_subprocess) as pool:
         started = {pool.submit(_timed, compile_): name for name, compile_ in kernels.items()}
         for done, future in enumerate(as_completed(started), 1):
             compiled = Compiled(started[future], future.result(), done, len(kernels))
@@ -178,7 +178,7 @@ def _resident(problem: Problem, batch: int, both_ways: bool, lengths: Sequence[i
             f"gradients of {problem.cell.name}'s weights, few steps",
             partial(short_gradients.compile_kernel, one),
         )
-    likely = solver.likely(spec)  # unless another one is tuned or spills less
+    likely = solver.likely_tiling(spec)  # unless another one is tuned or spills less
     if overlapped := concurrent_gradient.overlapped(spec, producers(spec, likely)):
         yield (
             f"d_R of {problem.cell.name}, batch {batch}, overlapped",

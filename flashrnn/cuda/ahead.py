@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from threading import Thread
 
 from flashrnn.cuda.build import prepare
-from flashrnn.cuda.nvrtc import compile_elsewhere
+from flashrnn.cuda.nvrtc import compile_in_subprocess
 
 
 @contextmanager
@@ -16,7 +16,7 @@ def meanwhile(*compilations: Callable[[], object]) -> Iterator[None]:
     Their errors are ignored: the next caller that needs the kernel compiles it again and gets the error.
     """
     prepare()
-    with ThreadPoolExecutor(len(compilations), initializer=compile_elsewhere) as pool:
+    with ThreadPoolExecutor(len(compilations), initializer=compile_in_subprocess) as pool:
         for function in compilations:
             pool.submit(function)
         yield
@@ -30,7 +30,7 @@ def start_in_background(*compilations: Callable[[], object]) -> None:
     """
 
     def run(function: Callable[[], object]) -> None:
-        compile_elsewhere()
+        compile_in_subprocess()
         with suppress(Exception):
             function()
 

@@ -13,14 +13,14 @@ from threading import local
 _THREAD = local()
 
 
-def compile_elsewhere() -> None:
+def compile_in_subprocess() -> None:
     """Make this thread compile its programs in processes of their own from now on."""
-    _THREAD.elsewhere = True
+    _THREAD.in_subprocess = True
 
 
 def compiled(source: str, name: str, options: list[str]) -> tuple[bytes, str]:
     """Return a program's binary and the compiler's log. Raises RuntimeError with that log if the program is invalid."""
-    if getattr(_THREAD, "elsewhere", False) and (done := _in_own_process(source, name, options)) is not None:
+    if getattr(_THREAD, "in_subprocess", False) and (done := _in_subprocess(source, name, options)) is not None:
         return done
     return _compile(source, name, options)
 
@@ -49,7 +49,7 @@ def _compile(source: str, name: str, options: list[str]) -> tuple[bytes, str]:
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def _in_own_process(source: str, name: str, options: list[str]) -> tuple[bytes, str] | None:
+def _in_subprocess(source: str, name: str, options: list[str]) -> tuple[bytes, str] | None:
     """Return the result of `_compile` in another process; None if it fails there for any reason."""
     if not Path(sys.executable or "").name.startswith("python"):  # then it is a program that embeds Python
         return None

@@ -108,14 +108,14 @@ def test_six_kernels_serve_sizes_that_once_had_more(solver, direction, cell, hea
 
 def test_a_kernel_of_clusters_serves_batches_by_as_many_sequences_as_are_fastest():
     spec = spec_of("forward", LSTM, 1, 768)
-    tilings = {batch: resident.likely(replace(spec, batch=batch)) for batch in (2, 16, 30)}
+    tilings = {batch: resident.likely_tiling(replace(spec, batch=batch)) for batch in (2, 16, 30)}
     assert {batch: one.sequences for batch, one in tilings.items()} == {2: 2, 16: 4, 30: 6}
     assert len({prelude(replace(spec, batch=batch), one, 0) for batch, one in tilings.items()}) == 1
 
 
 def test_a_kernel_that_reduces_over_units_serves_any_number_of_sequences_where_six_would_be_slower():
     spec = spec_of("backward", LAYERNORM_GRU, 4, 192)
-    tilings = {batch: resident.likely(replace(spec, batch=batch)) for batch in (9, 18)}
+    tilings = {batch: resident.likely_tiling(replace(spec, batch=batch)) for batch in (9, 18)}
     assert {batch: one.sequences for batch, one in tilings.items()} == {9: 4, 18: 6}
     assert len({prelude(replace(spec, batch=batch), one, 0) for batch, one in tilings.items()}) == 1
     assert not resident.best(replace(spec, batch=9)).any_sequences

@@ -23,7 +23,7 @@ def a100(monkeypatch, tmp_path):
     for module in (gpu, backend, streaming):
         monkeypatch.setattr(module, "device_gpu", lambda index: gpu.named_gpu("A100"))
     monkeypatch.setattr(repeated, "_CALLS", {})
-    monkeypatch.setattr(nvrtc, "_in_own_process", lambda *program: None)
+    monkeypatch.setattr(nvrtc, "_in_subprocess", lambda *program: None)
     monkeypatch.setattr(bindings, "nvrtcGetCUBINSize", bindings.nvrtcGetPTXSize)
     monkeypatch.setattr(bindings, "nvrtcGetCUBIN", bindings.nvrtcGetPTX)
     monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path))

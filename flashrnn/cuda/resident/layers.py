@@ -81,7 +81,7 @@ class ProductTiling:
         H, backward = spec.heads * spec.head_dim, spec.direction == "backward"
         gates = len(spec.cell.input_gates) * H
         K, width = (gates, H) if backward else (H, gates)
-        step = solver.cycles(spec, solver.likely(spec))
+        step = solver.cycles(spec, solver.likely_tiling(spec))
         sizes = [(columns, rows) for columns in (128, 64, 32) for rows in (256, 128, 64) if rows > 64 or columns == 128]
         for (columns, rows), stages in product(sizes, _STAGES):
             tiling = ProductTiling(K, width, columns, rows, backward, stages)
@@ -139,14 +139,14 @@ def _product_tiling(alone: KernelSpec, layers: int, steps: int) -> ProductTiling
     spec = replace(alone, layers=layers, product_blocks=tiling.blocks)
     if (layers - 1) * tiling.blocks >= spec.gpu.multiprocessors or solver.infeasible(spec):
         return None
-    loop = solver.likely(spec)
+    loop = solver.likely_tiling(spec)
     if _clusters(spec, producers(spec, loop), loop.blocks) > spec.gpu.clusters_at_once(loop.blocks):
         return None
     offset = tiling.chunk + loop.stages  # by which a layer is behind the previous one
     of_chunk = tiling.chunk * tiling.step_operations(spec.batch) / _PRODUCTS
     expected = (steps + (layers - 1) * offset) * (solver.cycles(spec, loop) + _CHUNK / tiling.chunk)
     expected += (layers - 1) * (of_chunk + _HOP)
-    in_turn = layers * steps * solver.cycles(alone, solver.likely(alone))
+    in_turn = layers * steps * solver.cycles(alone, solver.likely_tiling(alone))
     return tiling if expected < _WORTH * in_turn else None
 
 

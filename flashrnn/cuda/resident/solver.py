@@ -224,7 +224,7 @@ def for_batch(spec: KernelSpec, tiling: Tiling) -> Tiling:
     return min(choices, key=lambda choice: estimate(choice, spec.batch))
 
 
-def likely(spec: KernelSpec) -> Tiling:
+def likely_tiling(spec: KernelSpec) -> Tiling:
     """Return the tiling that the spec will get, unless another one has been tuned or spills less."""
     return for_batch(spec, best(bucket(spec.of_all_variants, SOLVER)))
 

@@ -34,7 +34,7 @@ def launches(monkeypatch) -> Iterator[list[str]]:
         return Binary(b"", entry, 32, 0, Path())
 
     def choose(spec):
-        return binary("", "", spec.direction), solver.likely(spec)
+        return binary("", "", spec.direction), solver.likely_tiling(spec)
 
     for module in (backend, short_gradients):
         monkeypatch.setattr(module, "load", load)

@@ -158,18 +158,18 @@ struct GridReductions {
   // which takes as long as polling one.
   template <class Part>
   static DEVICE void poll(Pairs<Part> (&pairs)[TOGETHER], const u64* column, int own, u32 phase) {
-    bool here[TOGETHER], all = false;
+    bool done[TOGETHER], all = false;
 #pragma unroll
-    for (int k = 0; k < TOGETHER; k++) here[k] = own + k * AT_ONCE >= ROWS;
+    for (int k = 0; k < TOGETHER; k++) done[k] = own + k * AT_ONCE >= ROWS;
     while (!all) {
       all = true;
 #pragma unroll
       for (int k = 0; k < TOGETHER; k++)
-        if (!here[k]) pairs[k].peek(column + i64(own + k * AT_ONCE) * ROW_WORDS);
+        if (!done[k]) pairs[k].peek(column + i64(own + k * AT_ONCE) * ROW_WORDS);
 #pragma unroll
       for (int k = 0; k < TOGETHER; k++) {
-        here[k] |= pairs[k].in_phase(phase);
-        all &= here[k];
+        done[k] |= pairs[k].in_phase(phase);
+        all &= done[k];
       }
     }
   }

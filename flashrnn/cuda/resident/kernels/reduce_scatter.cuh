@@ -119,24 +119,24 @@ DEVICE void reduce_published(float (&c)[1][BATCH_TILES][4], u64* partials, int s
 #pragma unroll 1
   for (int k = 0; k < M_TILES; k += TOGETHER) {
     uint2 part[TOGETHER][BATCH_TILES][PARTIAL_WORDS / 2];
-    bool here[TOGETHER][BATCH_TILES], all = false;
+    bool done[TOGETHER][BATCH_TILES], all = false;
 #pragma unroll
     for (int i = 0; i < TOGETHER; i++)
 #pragma unroll
-      for (int n = 0; n < BATCH_TILES; n++) here[i][n] = k + i >= M_TILES;
+      for (int n = 0; n < BATCH_TILES; n++) done[i][n] = k + i >= M_TILES;
     while (!all) {
       all = true;
 #pragma unroll
       for (int i = 0; i < TOGETHER; i++)
 #pragma unroll
         for (int n = 0; n < BATCH_TILES; n++)
-          if (!here[i][n]) peek_phase(part[i][n], own + partial_offset((k + i) * K_SLICES + coord.k_slice, coord.unit_tile, n, coord) / 2);
+          if (!done[i][n]) peek_phase(part[i][n], own + partial_offset((k + i) * K_SLICES + coord.k_slice, coord.unit_tile, n, coord) / 2);
 #pragma unroll
       for (int i = 0; i < TOGETHER; i++)
 #pragma unroll
         for (int n = 0; n < BATCH_TILES; n++) {
-          here[i][n] |= in_phase(part[i][n], phase_of(step));
-          all &= here[i][n];
+          done[i][n] |= in_phase(part[i][n], phase_of(step));
+          all &= done[i][n];
         }
     }
 #pragma unroll
