@@ -21,7 +21,7 @@ class LoadedKernel:
 
     A group is a cluster or, with `grid`, a cooperative group: blocks anywhere on the GPU that are co-resident. A
     `dependent` kernel is launched by programmatic dependent launch: it begins once all blocks of the previous kernel in
-    the stream have called griddepcontrol.launch_dependents.
+    the stream have called griddepcontrol.launch_dependents. `at_once` groups can be co-resident on the GPU.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class LoadedKernel:
         with making_kernels(refusal), torch.cuda.device(device):  # restores the caller's device
             Device(device).set_current()
             self._kernel = ObjectCode.from_cubin(binary.code, name=str(binary.path)).get_kernel(binary.entry)
-        self._function = driver.CUfunction(int(self._kernel.handle))  # otherwise, each launch would create both
+        self._function = driver.CUfunction(int(self._kernel.handle))  # made once, not at each launch
         self.device, self.threads, self.shared_bytes, self.blocks, self.grid, self.dependent = (
             device, threads, shared_bytes, blocks, grid, dependent,
         )  # fmt: skip
@@ -68,6 +68,7 @@ class LoadedKernel:
             )
 
     def _groups_at_once(self) -> int:
+        """Return how many groups can be co-resident on the GPU."""
         from cuda.core import LaunchConfig
 
         occupancy = self._kernel.occupancy

@@ -21,7 +21,7 @@ template <int ARRIVALS = 1>
 DEVICE void barrier_init(u32 barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier), "n"(ARRIVALS) : "memory");
 }
-// One of the ARRIVALS arrivals that complete a phase of the barrier.
+// Arrives once. The barrier's phase completes after the arrivals of several threads.
 DEVICE void barrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

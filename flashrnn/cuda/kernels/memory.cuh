@@ -54,7 +54,7 @@ DEVICE void await(const u32* counter, u32 count) {
   while (now < count);
 }
 
-// Raises a number that other blocks raise concurrently to at least `at_least`.
+// Raises a number to at least `at_least`. Other blocks may raise it concurrently.
 DEVICE void raise_to(u64* number, u64 at_least) {
   asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(number), "l"(at_least) : "memory");
 }

@@ -3,7 +3,8 @@
 #include "kernels/common.cuh"
 
 // Returns the address of h before row `row` in h [.., N, D]; null stands for zeros. Batch and time may be swapped in
-// memory: consecutive steps are row_t rows apart. In the first step it is initial [B, N, D], for sequence(), or null.
+// memory: consecutive steps are row_t rows apart. In the first step, it is the row of sequence() in initial [B, N, D],
+// or null.
 template <class Row, class Sequence>
 DEVICE const scalar* previous_h(const scalar* h, const scalar* initial, Row row, Row row_t, bool first_step, Sequence sequence) {
   if (!first_step) return h + i64(row - row_t) * (HEADS * D);

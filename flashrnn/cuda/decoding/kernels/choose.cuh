@@ -59,7 +59,7 @@ struct Cluster {
 };
 
 // Returns the largest `ordered` number such that the classes with at least this logit have at least the given weight in
-// total. of(i) is the weight of the thread's class i.
+// total. weight_of(i) is the weight of the thread's class i.
 template <class F>
 DEVICE u32 weight_threshold(Cluster& cluster, const u32 (&logit)[ELEMENTS], float weight, int lowest_bit, F weight_of) {
   u32 found = 0;

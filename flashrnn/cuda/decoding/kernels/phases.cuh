@@ -6,14 +6,15 @@
 #include "decoding/kernels/products.cuh"
 #include "kernels/memory.cuh"
 
-// Initialises shared memory. Called by all threads of a block, first of all.
+// Initialises shared memory. Called by all threads of a block, before anything else.
 DEVICE void begin(Products& shared, const i64* table) {
   for (int i = threadIdx.x; i < BLOCKS * ENTRIES; i += blockDim.x) shared.table[i] = table[i];
   if (threadIdx.x == 0) shared.slots.init();
   __syncthreads();
 }
 
-// A row of which each warp holds 128 numbers. If one warp held it, the instructions would take longer.
+// A row of which each warp holds 128 numbers. A single warp would take longer, because it would execute the
+// instructions for all of them.
 using Part = RowOf<false>;
 // Combines the means and sums of squares of these parts, for RowOf::normalize. All warps call it for each norm.
 struct Join {

@@ -32,7 +32,7 @@ struct RowOf {
   static constexpr int LOADS = WHOLE ? ROW_LOADS : 1;
   float values[LOADS][4] = {};
 
-  // Returns the index in the row of the first of the lane's numbers of[i].
+  // Returns the index in the row of the first of the lane's numbers values[i].
   DEVICE static int place(int i) { return ((WHOLE ? i : threadIdx.x / 32) * 32 + threadIdx.x % 32) * 4; }
   // Calls f(numbers, index of the first) for each four numbers that the lane holds.
   template <class F>

@@ -31,7 +31,7 @@ DEVICE void store_sums(Shared& shared, int tile, const Sums& c) {
   float* to = &shared.sums[threadIdx.x / 32][sequence][shared.place(tile, sequence)][column];
   *reinterpret_cast<float2*>(to) = make_float2(c[0][0][0], c[0][0][1]);
 }
-// Returns the sum over all warps, for a row of a tile and this warp's sequence. They must have synchronised.
+// Returns the sum over all warps, for a row of a tile and this warp's sequence. The warps must have synchronised.
 DEVICE float sum_of_warps(const Shared& shared, int tile, int row) {
   float sum = 0;
 #pragma unroll

@@ -51,7 +51,8 @@ DEVICE void reduce_slices(Shared& shared, const Sums (&c)[K], float (&results)[K
     }
 }
 
-// The vectors of the operand in shared memory. With those of a warp, registers would not hold what it multiplies.
+// The vectors of the operand, read from shared memory when they are multiplied: registers could not hold those of a
+// warp besides its weights.
 struct VectorsOf {
   Shared& shared;
   DEVICE Vectors operator()(int, int i) const {
