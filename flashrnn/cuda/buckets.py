@@ -67,6 +67,7 @@ def _fastest(spec: KernelSpec, solver: Solver, ranges: Ranges) -> Kernel:
 
 @cache
 def _ranges(spec: KernelSpec, solver: Solver) -> Ranges:
+    """Return the ranges of batch sizes for a spec, from the cache folder if they are there."""
     file = _file(spec, solver)
     found = _read(file)
     if found is None:
@@ -76,6 +77,7 @@ def _ranges(spec: KernelSpec, solver: Solver) -> Ranges:
 
 
 def _file(spec: KernelSpec, solver: Solver) -> Path:
+    """Return the file in the cache folder that stores the ranges for a spec."""
     estimates = b"".join(Path(file).read_bytes() for file in (*solver.sources, __file__))
     gpu = replace(spec.gpu, name="")  # data sheet and driver give it different names
     sizes = spec.direction, spec.cell.key, spec.heads, spec.head_dim, spec.dtype, gpu, spec.variant.tf32, spec.steps
@@ -126,6 +128,8 @@ def _best_few(cycles: dict[Kernel, tuple[float, ...]]) -> tuple[float, list[Kern
     ratios = {one: [a / b for a, b in zip(row, fastest, strict=True)] for one, row in cycles.items()}
 
     def within(slowdown: float) -> list[Kernel] | None:
+        """Return at most FEW kernels whose slowdowns at all batch sizes are at most `slowdown`; None if there are
+        none."""
         serves = {one: sum(1 << i for i, ratio in enumerate(row) if ratio <= slowdown) for one, row in ratios.items()}
         return _cover(serves, (1 << len(_JUDGED)) - 1, FEW)
 

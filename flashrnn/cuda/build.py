@@ -92,6 +92,7 @@ _IMPORTING = lock_that_forks_wait_for()  # concurrent imports of this module fai
 
 @cache
 def nvrtc_version() -> tuple[int, int]:
+    """Return the major and minor version of NVRTC."""
     with _IMPORTING:
         from cuda.bindings.nvrtc import nvrtcVersion
 
@@ -113,6 +114,7 @@ def prepare() -> None:
 
 @cache
 def sources_hash() -> str:
+    """Return a hash of the sources of all kernels."""
     digest = hashlib.sha256()
     for path in sorted(SOURCES.rglob("*.cuh")):
         digest.update(path.relative_to(SOURCES).as_posix().encode() + path.read_bytes())
@@ -120,6 +122,7 @@ def sources_hash() -> str:
 
 
 def _resources(log: str) -> tuple[int, int]:
+    """Return the registers and the spilled bytes per thread from the compiler's log."""
     registers = re.search(r"Used (\d+) registers", log)
     spilled = re.search(r"(\d+) bytes spill stores", log)
     if not registers or not spilled:

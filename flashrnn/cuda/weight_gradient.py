@@ -38,6 +38,7 @@ class Tiling:
 
     @staticmethod
     def of(spec: KernelSpec) -> "Tiling":
+        """Return the tiling for a spec."""
         heads, gpu = spec.heads, spec.gpu
         padded, all_gates = -(-spec.head_dim // 16) * 16, len(spec.cell.recurrent_gates)
         gate_groups = -(-all_gates * padded // _UNITS)
@@ -97,6 +98,7 @@ def previous_h(h: Tensor, states: Tensor | None, reset: Tensor | None) -> dict[s
 
 
 def has_kernel(spec: KernelSpec) -> bool:
+    """Return whether the kernel of this module computes d_R for a spec, rather than a library product."""
     return spec.dtype.itemsize == 2 and spec.head_dim % 2 == 0 and spec.head_dim <= WIDEST
 
 

@@ -60,6 +60,7 @@ class _Pipeline(NamedTuple):
 
 
 def _pipeline(spec: KernelSpec) -> _Pipeline:
+    """Return the pipeline for the dtype and the precision of a spec."""
     if spec.dtype.itemsize == 2:
         return _Pipeline(1, 2, (128, 192), 256, (128, 64, 32), 4, 480, 0, 2.5e-4)
     if spec.variant.tf32:
@@ -142,6 +143,7 @@ def _product(spec: KernelSpec) -> float:
 
 
 def _library_product(spec: KernelSpec) -> float:
+    """Return the nanoseconds per product of a library's d_R in float32."""
     if spec.heads == 1:
         return _LIBRARY_PRODUCT * max(1, _LIBRARY_WIDTH / spec.head_dim)
     return _LIBRARY_PRODUCT * max(1, _LIBRARY_WIDTH_OF_HEADS / spec.head_dim) ** 2
@@ -191,6 +193,7 @@ class ConcurrentGradient:
         }
 
     def __call__(self, d_Wx: Tensor, d_u: Tensor) -> Tensor:
+        """Launch the kernel for these gradients of the gates. Return d_R, which it writes."""
         self._kernel.launch(self._blocks, {"d_x": d_Wx, "d_u": d_u, **self._known})
         return self._d_R
 

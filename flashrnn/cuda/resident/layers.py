@@ -188,6 +188,8 @@ class _Chain:
     def _multiply(
         self, kernel: LoadedKernel, rows: Tensor, W: Tensor, product: Tensor, arrived: Tensor, done: Tensor | None
     ) -> None:
+        """Launch the kernel of a product. It waits for the counters `arrived` of the chunks of its rows, and increments
+        those in `done`."""
         B, T, row_t = self.sizes
         arguments: Mapping[str, Argument] = {
             "rows": rows,

@@ -49,12 +49,14 @@ def estimates(spec: KernelSpec) -> Iterator[tuple[float, Tiling]]:
 
 
 def _solutions(spec: KernelSpec, grid: bool) -> Iterator[tuple[tuple[int, ...], Tiling]]:
+    """Yield the values of the objectives and the tiling of each solution, the best first."""
     problem, objective = pose(spec, grid)
     for solution in problem.best(objective):
         yield tuple(map(solution.value, objective)), _as_tiling(spec, solution, grid)
 
 
 def _as_tiling(spec: KernelSpec, solution: Solution, grid: bool) -> Tiling:
+    """Return the tiling of a solution."""
     unknowns = {name: value for name, value in solution.items() if name not in (_BATCH, _SPREAD)}
     tiling = Tiling(**{"sequences": 8 * solution["batch_tiles"], **unknowns}, grid=grid)
     any_sequences = spec.any_sequences if trace(spec.cell).reduces else tiling.sequences < tiling.columns
@@ -70,6 +72,7 @@ def infeasible(spec: KernelSpec) -> Infeasible | None:
 
 
 def _of_any_batch(spec: KernelSpec) -> KernelSpec:
+    """Return the spec that all specs with the same constraints share."""
     variant = replace(spec.of_all_variants.variant, reset=spec.variant.reset)  # resets take some shared memory
     return replace(spec, variant=variant, batch=8)
 
@@ -132,6 +135,7 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Express
 
 
 def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mapping[int, int]) -> Tiling:
+    """Add the unknowns of a tiling to the problem, and return them as a tiling."""
     blocks = p.variable("blocks", [size for size in at_once if at_once[size] > 0], "blocks that share a head")
     unit_tiles = p.variable("unit_tiles", range(1, 5 if grid else 17), "tiles of 16 units per block")
     k_slices = p.variable("k_slices", [1, 2, 4, 8, 16] if grid else [1, 2, 4], "warps per tile")
@@ -236,6 +240,7 @@ def cycles(spec: KernelSpec, tiling: Tiling) -> float:
 
 
 def _estimate_for(spec: KernelSpec, tiling: Tiling) -> Callable[[Tiling, int], float]:
+    """Return the estimate for tilings of the same kernel, as a function of a tiling and a batch size."""
     return _estimate(replace(_of_any_batch(spec), any_sequences=tiling.any_sequences), tiling.grid)
 
 

@@ -32,6 +32,8 @@ _CONSIDERED = 2000  # solutions, many of which are equivalent
 
 
 class Trial(NamedTuple):
+    """A tiling and its measured time."""
+
     direction: str
     tiling: Tiling
     us: float  # per time step, including what runs before and after the kernel; infinite if the tiling cannot run
@@ -89,6 +91,7 @@ def _random_inputs(cell: Cell, N: int, D: int, B: int, dtype: torch.dtype, devic
 
 
 def _measure(spec: KernelSpec, choice: Tiling, inputs: Inputs) -> float:
+    """Return the time of a tiling in microseconds per time step; infinite if its blocks do not fit on the GPU."""
     cell, backend = spec.cell, CudaFused(partial(_take, spec.direction, choice))
     try:
         run = partial(backend.forward, cell, inputs, all_states=False, training=True)

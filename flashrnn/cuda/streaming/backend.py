@@ -54,6 +54,8 @@ from flashrnn.residual import GateFormat, Residual, empty_gates
 
 
 class Cuda:
+    """The backend for heads of any size."""
+
     name = "cuda"
 
     def gate_format(self, cell: Cell, heads: int, head_dim: int, dtype: torch.dtype) -> GateFormat:

@@ -54,9 +54,11 @@ class Tiling:
         return self.vectors * _READ_AT_ONCE // dtype.itemsize
 
     def unit_blocks(self, head_dim: int) -> int:
+        """Return the number of items in a group."""
         return math.ceil(head_dim / self.units)
 
     def groups(self, heads: int, batch: int) -> int:
+        """Return the number of groups of a batch."""
         return heads * math.ceil(batch / (16 * self.seq_tiles))
 
 
@@ -69,6 +71,7 @@ class Rows:
 
     @staticmethod
     def of(spec: KernelSpec) -> "Rows":
+        """Return the matrix for the cell and the direction of a spec."""
         gates = len(spec.cell.recurrent_gates)
         return Rows(gates, spec.head_dim) if spec.direction == "forward" else Rows(1, gates * spec.head_dim)
 

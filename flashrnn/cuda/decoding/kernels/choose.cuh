@@ -10,7 +10,8 @@
 #include "kernels/memory.cuh"
 
 constexpr int THREADS = 32 * WARPS;
-constexpr int LOWEST_BIT = sizeof(scalar) == 4 ? 0 : MANTISSA_BITS == 7 ? 16 : 12;  // even; lower bits of `ordered` tell nothing
+// The lowest bit of `ordered` in which logits differ, or the bit below it: an even number.
+constexpr int LOWEST_BIT = sizeof(scalar) == 4 ? 0 : MANTISSA_BITS == 7 ? 16 : 12;
 
 struct alignas(16) Shared {
   float4 warp_results[WARPS], block_results[2];

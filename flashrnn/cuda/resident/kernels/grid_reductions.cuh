@@ -20,13 +20,13 @@ struct GridReductions {
   static constexpr int SUM_FLOATS = WARPS * SEQS * 4 * EXCHANGED_VECTORS;
   static constexpr int SHARED = 2 * SUM_FLOATS * 4;  // threads may still read the previous exchange
   static_assert(!GRID || HOLDERS == 1);
-  float* memory;   // in shared memory: sums [2][warp][place][VECTORS of 4]
-  u64* published;  // [buffer][row][place][PART]
+  float* memory;   // in shared memory: sums [2][warp][position][VECTORS of 4]
+  u64* published;  // [buffer][row][position][PART]
   const ThreadCoord& coord;
 
-  // Returns the place in a row of the lane's pair p, i.e. of its sequence. The places of a warp's sequences are
+  // Returns the position in a row of the lane's pair p, i.e. of its sequence. The positions of a warp's sequences are
   // consecutive.
-  DEVICE int place(int p) const {
+  DEVICE int position(int p) const {
     return (coord.cell_slice * PAIRS + p) * (32 / SEQUENCE_LANES) + coord.lane % (32 / SEQUENCE_LANES);
   }
   DEVICE u64* row(int buffer, int number) const { return published + i64(buffer * ROWS + number) * ROW_WORDS; }
@@ -48,7 +48,7 @@ struct GridReductions {
       for (int p = 0; p < PAIRS; p++) {
         Part part;
         reduce_warp<SUMS, MOMENTS, MAXIMA>(part, values, p, coord);
-        if (coord.lane < 32 / SEQUENCE_LANES) publish(row(buffer, own_part(coord)) + place(p) * PART, part, phase ^ 1);
+        if (coord.lane < 32 / SEQUENCE_LANES) publish(row(buffer, own_part(coord)) + position(p) * PART, part, phase ^ 1);
       }
     }
     if (coord.warp < ADDERS) {
@@ -61,11 +61,11 @@ struct GridReductions {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
       Part total;
-      total.load(parts + place(p) * 4 * Part::VECTORS);
+      total.load(parts + position(p) * 4 * Part::VECTORS);
 #pragma unroll
       for (int warp = 1; warp < ADDERS; warp++) {
         Part other;
-        other.load(parts + (warp * SEQS + place(p)) * 4 * Part::VECTORS);
+        other.load(parts + (warp * SEQS + position(p)) * 4 * Part::VECTORS);
         total.add(other, units_of_warp(warp));
       }
 #pragma unroll

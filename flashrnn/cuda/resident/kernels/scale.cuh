@@ -22,8 +22,9 @@ struct OperandScale {
   // largest(sequence) returns the largest magnitude of a sequence.
   template <class Largest>
   DEVICE void set(const ThreadCoord& coord, Largest largest) {
+    // Without cells, sequence() may be SEQS or more.
 #pragma unroll
-    for (int p = 0; p < PAIRS; p++) up[p] = coord.has_cells() ? Scale(largest(coord.sequence(p * PAIR))).up : 1;  // else: not below SEQS
+    for (int p = 0; p < PAIRS; p++) up[p] = coord.has_cells() ? Scale(largest(coord.sequence(p * PAIR))).up : 1;
 #pragma unroll
     for (int n = 0; n < BATCH_TILES; n++)
 #pragma unroll
