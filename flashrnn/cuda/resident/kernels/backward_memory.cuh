@@ -2,6 +2,7 @@
 #pragma once
 #include "resident/kernels/products.cuh"
 #include "resident/kernels/shared_memory.cuh"
+#include "resident/kernels/slice_sums.cuh"
 
 // With one block, the warps of a unit tile split the product's inner axis (slice-K).
 constexpr int K_TILES = GR * UNITS / 16 / (BLOCKS == 1 ? K_SLICES : 1);

@@ -2,6 +2,7 @@
 #pragma once
 #include "resident/kernels/products.cuh"
 #include "resident/kernels/shared_memory.cuh"
+#include "resident/kernels/slice_sums.cuh"
 
 constexpr int K_TILES = PADDED / 16 / K_SLICES;  // tiles of 16 along k, of a warp
 static_assert(K_TILES * K_SLICES * 16 == PADDED);

@@ -1,0 +1,160 @@
+// The reduction of the partial sums of the warps of a unit tile (slice-K).
+#pragma once
+#include "resident/kernels/tiles.cuh"
+
+// IN_ROWS: floats between the sums of consecutive sequences in shared memory, which puts them in different banks.
+constexpr int SUM_PITCH = PADDED + (SPREAD == 2 ? 8 : 4);
+
+// Floats of shared memory for the partial sums of the K_SLICES warps of a unit tile.
+template <int ROWS>
+constexpr int SUM_FLOATS = IN_ROWS ? K_SLICES * ROWS * SEQUENCES * SUM_PITCH : K_SLICES == 1 ? 0 : WARPS * CELL_SLICES * CELLS * 32 * ROWS;
+
+// The partial sums of the K_SLICES warps of a unit tile: c has those of this warp for all cells of the lane's fragment,
+// `sums` those of all warps, in shared memory. The results u are the complete sums of the lane's own CELLS cells.
+template <int ROWS>
+struct SliceSums {
+  const float (&c)[ROWS][BATCH_TILES][4];
+  float* const sums;
+  const ThreadCoord& coord;
+
+  DEVICE float part(int cell, int row) const { return c[row][tile_of(cell)][cell % 2 * 2 + second_of(cell)]; }
+  // Returns the address of the sums of cell q of lane `lane`, for the warp with cell slice `to`, from the warp with k
+  // slice `from`.
+  DEVICE float* slot(int to, int from, int q, int lane) const {
+    return sums + ((((coord.unit_tile * CELL_SLICES + to) * K_SLICES + from) * CELLS + q) * 32 + lane) * ROWS;
+  }
+  DEVICE void store_part(float* to, int cell) const {
+    if constexpr (ROWS == 4) {
+      *reinterpret_cast<float4*>(to) = make_float4(part(cell, 0), part(cell, 1), part(cell, 2), part(cell, 3));
+    } else {
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) to[j] = part(cell, j);
+    }
+  }
+  DEVICE static void load_part(float (&v)[ROWS], const float* from) {
+    if constexpr (ROWS == 4) *reinterpret_cast<float4*>(v) = *reinterpret_cast<const float4*>(from);
+    else
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) v[j] = from[j];
+  }
+  // IN_ROWS: returns the address of one warp's sums of two neighbouring units.
+  DEVICE float2* pair_of(int slice, int row, int sequence, int unit) const {
+    return reinterpret_cast<float2*>(sums + ((slice * ROWS + row) * SEQUENCES + sequence / SPREAD) * SUM_PITCH + unit);
+  }
+
+  // One warp per tile: its sums are complete.
+  DEVICE void own(float (&u)[ROWS][CELLS]) const {
+#pragma unroll
+    for (int q = 0; q < CELLS; q++)
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) u[j][q] = part(q, j);
+  }
+  // IN_ROWS: through rows of a sequence's units. All threads of the block call this.
+  DEVICE void reduce_in_rows(float (&u)[ROWS][CELLS]) const {
+#pragma unroll
+    for (int cell = 0; cell < LANE_CELLS; cell += 2)
+#pragma unroll
+      for (int j = 0; j < ROWS; j++)
+        *pair_of(coord.k_slice, j, tile_of(cell) * 8 + 2 * coord.lane_in_quad + second_of(cell), coord.tile_unit + 2 * coord.quad) =
+            make_float2(part(cell, j), part(cell + 1, j));
+    __syncthreads();
+#pragma unroll
+    for (int q = 0; q < CELLS; q += 2)
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) {
+        float2 sum = *pair_of(0, j, coord.sequence(q), coord.unit(q));
+#pragma unroll
+        for (int slice = 1; slice < K_SLICES; slice++) {
+          const float2 more = *pair_of(slice, j, coord.sequence(q), coord.unit(q));
+          sum.x += more.x, sum.y += more.y;
+        }
+        u[j][q] = sum.x, u[j][q + 1] = sum.y;
+      }
+  }
+  // DENSE: stores the sums of the columns that are used, for all lanes; reduce_stored returns them. All threads of the
+  // unit tile call this.
+  DEVICE void store_for_all_lanes() const {
+    if (coord.lane_in_quad < 2)
+#pragma unroll
+      for (int cell = 0; cell < 4; cell++) store_part(slot(cell / 2, coord.k_slice, 0, coord.lane + cell % 2 * 2), cell);
+    named_barrier<TILE_THREADS>(1 + coord.unit_tile);
+  }
+  // Adds up the sums that all warps of the tile have stored for the lane's cell. The tile's threads must have
+  // synchronised.
+  DEVICE void reduce_stored(float (&u)[ROWS][CELLS]) const {
+#pragma unroll
+    for (int from = 0; from < K_SLICES; from++) {
+      float v[ROWS];
+      load_part(v, slot(coord.cell_slice, from, 0, coord.lane));
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) u[j][0] = from == 0 ? v[j] : u[j][0] + v[j];
+    }
+  }
+  // BOTH_UNITS in a grid. Half of the lanes begin with the other unit, so that lanes store to different banks.
+  DEVICE void reduce_to_both_units(float (&u)[ROWS][CELLS]) const {
+    const int half = coord.lane_in_quad / 2, lane = coord.lane - 2 * half;
+#pragma unroll
+    for (int pair = 0; pair < LANE_CELLS / 2; pair++) {
+      float* const to = slot(pair / 2 * 4 + 2 * half + pair % 2, coord.k_slice, 0, lane);
+      store_chosen(to + 2 * half * ROWS, 2 * pair, half), store_chosen(to + (2 - 2 * half) * ROWS, 2 * pair + 1, half);
+    }
+    named_barrier<TILE_THREADS>(1 + coord.unit_tile);
+    if (coord.has_cells()) reduce_stored(u);
+  }
+  // Stores the sums of a cell or, if `other`, of the same sequence's other unit.
+  DEVICE void store_chosen(float* to, int cell, bool other) const {
+    float v[ROWS];
+#pragma unroll
+    for (int j = 0; j < ROWS; j++) v[j] = other ? part(cell ^ 1, j) : part(cell, j);
+    if constexpr (ROWS == 4) {
+      *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) to[j] = v[j];
+    }
+  }
+  // Sends partial sums to the same lane of the warp that has the cell, which adds them to its own.
+  DEVICE void reduce_to_same_lane(float (&u)[ROWS][CELLS]) const {
+#pragma unroll
+    for (int to = 0; to < CELL_SLICES; to++)
+#pragma unroll
+      for (int q = 0; q < CELLS; q++)
+        if (to != coord.k_slice) store_part(slot(to, coord.k_slice, q, coord.lane), to * CELLS + q);
+    named_barrier<TILE_THREADS>(1 + coord.unit_tile);
+    if (!coord.has_cells()) return;
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) {
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) {
+        u[j][q] = part(q, j);
+#pragma unroll
+        for (int own = 1; own < CELL_SLICES; own++) {
+          float value = part(own * CELLS + q, j);  // unconditionally, or the compiler puts c into local memory
+          u[j][q] = own == coord.k_slice ? value : u[j][q];
+        }
+      }
+#pragma unroll
+      for (int other = 1; other < K_SLICES; other++) {
+        const int from = (coord.k_slice + other) % K_SLICES;
+        float v[ROWS];
+        load_part(v, slot(coord.k_slice, from, q, coord.lane));
+#pragma unroll
+        for (int j = 0; j < ROWS; j++) u[j][q] += v[j];
+      }
+    }
+  }
+};
+
+// Reduces the partial sums of the K_SLICES warps of a unit tile: c, this warp's sums for all cells of the lane's
+// fragment, -> u, the complete sums for the lane's own cells, if it has any. `sums` has SUM_FLOATS<ROWS> elements. With
+// K_SLICES > 1, all threads of the unit tile call this together; IN_ROWS, all threads of the block; DENSE, after
+// store_for_all_lanes.
+template <int ROWS>
+DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_TILES][4], float* sums, const ThreadCoord& coord) {
+  const SliceSums<ROWS> slices{c, sums, coord};
+  if constexpr (IN_ROWS) slices.reduce_in_rows(u);
+  else if constexpr (K_SLICES == 1) slices.own(u);
+  else if constexpr (DENSE) slices.reduce_stored(u);
+  else if constexpr (BOTH_UNITS) slices.reduce_to_both_units(u);
+  else slices.reduce_to_same_lane(u);
+}
