@@ -44,7 +44,8 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
     """
     if not is_plain(x, x.dtype) or network.num_heads != 1 or network.proj_size or x.dtype not in _DTYPES:
         return None
-    if not (_is_faster(network, x) and autograd_alone() and x.numel()):
+    # `autograd_alone` first: torch.compile, where it falls back, would compile what `_is_faster` calls.
+    if not (autograd_alone() and _is_faster(network, x) and x.numel()):
         return None
     if torch.is_autocast_enabled("cpu") or (layers := _layers(network, x)) is None:
         return None

@@ -13,6 +13,8 @@ from .block import Block
 from .loss import linear_cross_entropy
 from .mixers.step_context import StepContext
 
+# Output layers of the MLP and of mixers, some of which contain a layer of another package.
+_WRITES_RESIDUAL = ("mlp.down", "mixer.out", "mixer.layer.out_proj", "mixer.layer.o_proj")
 States = list[tuple[Tensor, ...] | None]  # one tuple per block, defined by its mixer; None: no state yet
 
 
@@ -104,7 +106,7 @@ class SequenceModel(nn.Module):
         std = math.sqrt(2 / (5 * d_model))
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
-                writes_residual = name.endswith(("mlp.down", "mixer.out"))
+                writes_residual = name.endswith(_WRITES_RESIDUAL)
                 nn.init.normal_(module.weight, std=std / math.sqrt(2 * num_blocks) if writes_residual else std)
             elif isinstance(module, nn.LSTM):  # as RNNMixer initialises the same cell
                 nn.init.normal_(module.weight_ih_l0, std=std)

@@ -10,7 +10,7 @@ from benchmarks.results import case_of, device_folder
 from benchmarks.table import times
 from flashrnn import get_cell
 from reproduction.accuracy import model_name
-from reproduction.kernels import jobs
+from reproduction.kernel_speed import jobs
 from reproduction.result import Options, Reproduction, Table, benchmark, kernels, known, paper
 from training.peaks import peak_bandwidth, peak_flops
 

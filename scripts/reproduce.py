@@ -35,7 +35,7 @@ def arguments(words: Sequence[str]) -> list[str]:
 
 
 def load(name: str) -> "Reproduction":
-    return getattr(import_module(f"reproduction.{ENTRIES[name].module}"), name.upper())
+    return getattr(import_module(f"reproduction.{name}"), name.upper())
 
 
 def check(asked: dict[str, Any]) -> None:

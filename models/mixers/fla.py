@@ -1,6 +1,5 @@
 """Layers of flash-linear-attention, such as Gated DeltaNet and Gated DeltaProduct; they need a GPU."""
 
-import math
 from typing import Any
 
 import torch
@@ -43,7 +42,7 @@ class FLAMixer(nn.Module):
         num_heads: number of heads; None means the default of the layer.
         layer: name of a class in fla.layers.
         block_index: index of the block in the backbone; unused, part of the mixer interface.
-        num_blocks: number of blocks, for the initial values of the output map.
+        num_blocks: number of blocks; unused, part of the mixer interface.
         options: other arguments of the layer, such as allow_neg_eigval.
 
     Raises:
@@ -75,13 +74,6 @@ class FLAMixer(nn.Module):
             raise ValueError(f"layer={layer}: there is no such class in fla.layers; GatedDeltaNet is one")
         heads = {} if num_heads is None else {"num_heads": num_heads}
         self.layer = getattr(layers, layer)(hidden_size=d_model, layer_idx=0, **heads, **options)
-        self.num_blocks = num_blocks
-
-    @torch.no_grad()
-    def init_weights(self) -> None:
-        """Scale the output map as the backbone scales all weights that write to the residual stream."""
-        out = getattr(self.layer, "o_proj", None) or self.layer.out_proj
-        out.weight.div_(math.sqrt(2 * self.num_blocks))
 
     def forward(self, x: Tensor, state: State | None = None, reset: Tensor | None = None) -> tuple[Tensor, State]:
         if x.device.type == "cpu":

@@ -1,7 +1,5 @@
 """Mamba (Gu and Dao, arXiv 2312.00752) with the weights of transformers' MambaModel."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -27,7 +25,7 @@ class MambaMixer(nn.Module):
         conv_width: width of the causal convolution.
         expand: number of channels per input channel.
         block_index: index of the block in the backbone; unused, part of the mixer interface.
-        num_blocks: number of blocks, for the initial values of the output map.
+        num_blocks: number of blocks; unused, part of the mixer interface.
     """
 
     step = step_by_forward
@@ -53,14 +51,12 @@ class MambaMixer(nn.Module):
             expand=expand,
             num_hidden_layers=1,
         )
-        self.num_blocks = num_blocks
         self.layer = MambaLayer(self.config, layer_idx=0)
 
     @torch.no_grad()
     def init_weights(self) -> None:
         """Initialise as in Mamba where that differs from the backbone."""
         self.layer.init_mamba_weights()
-        self.layer.out_proj.weight.div_(math.sqrt(2 * self.num_blocks))
 
     def forward(
         self, x: Tensor, state: tuple[Tensor, ...] | None = None, reset: Tensor | None = None

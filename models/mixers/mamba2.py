@@ -1,7 +1,5 @@
 """Mamba-2 (Dao and Gu, arXiv 2405.21060) with the weights of transformers' Mamba2Model."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -29,7 +27,7 @@ class Mamba2Mixer(nn.Module):
         expand: number of channels per input channel.
         chunk_size: number of steps per matrix product.
         block_index: index of the block in the backbone; unused, part of the mixer interface.
-        num_blocks: number of blocks, for the initial values of the output map.
+        num_blocks: number of blocks; unused, part of the mixer interface.
     """
 
     step = step_by_forward
@@ -59,13 +57,8 @@ class Mamba2Mixer(nn.Module):
             n_groups=1,
             num_hidden_layers=1,
         )
-        self.chunk_size, self.num_blocks = chunk_size, num_blocks
+        self.chunk_size = chunk_size
         self.layer = Mamba2Layer(self.config, layer_idx=0)
-
-    @torch.no_grad()
-    def init_weights(self) -> None:
-        """Scale the output map as the backbone scales all weights that write to the residual stream."""
-        self.layer.out_proj.weight.div_(math.sqrt(2 * self.num_blocks))
 
     def forward(
         self, x: Tensor, state: tuple[Tensor, ...] | None = None, reset: Tensor | None = None

@@ -1,7 +1,5 @@
 """mLSTM (Beck et al., arXiv 2405.04517): the layer of transformers' xLSTMModel in plain PyTorch."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -89,7 +87,7 @@ class MLSTMMixer(nn.Module):
         d_model: width of input and output, num_heads times the head size.
         num_heads: number of heads, each with its own memory.
         block_index: index of the block in the backbone; unused, part of the mixer interface.
-        num_blocks: number of blocks, for the initial values of the output map.
+        num_blocks: number of blocks; unused, part of the mixer interface.
     """
 
     step = step_by_forward
@@ -99,7 +97,6 @@ class MLSTMMixer(nn.Module):
         if num_heads < 1 or d_model % num_heads:
             raise ValueError(f"num_heads={num_heads} must be a positive divisor of d_model={d_model}")
         self.num_heads = num_heads
-        self.num_blocks = num_blocks
         config = xLSTMConfig(
             hidden_size=d_model, num_heads=num_heads, num_hidden_layers=1, qk_dim_factor=1.0, v_dim_factor=1.0
         )
@@ -114,7 +111,6 @@ class MLSTMMixer(nn.Module):
         nn.init.constant_(self.layer.igate_preact.bias, -10.0)
         bias = self.layer.fgate_preact.bias
         bias.copy_(torch.linspace(3.0, 6.0, self.num_heads, device=bias.device))
-        self.layer.out_proj.weight.div_(math.sqrt(2 * self.num_blocks))
 
     def forward(self, x: Tensor, state: State | None = None, reset: Tensor | None = None) -> tuple[Tensor, State]:
         if reset is None:

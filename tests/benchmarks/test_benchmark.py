@@ -20,7 +20,7 @@ from benchmarks.cases import FORWARD, MODES, SUITES, TRAINING, Case, Job, select
 from benchmarks.kernels import InProcess
 from benchmarks.peers import PyPIFlashRNN
 from benchmarks.results import KernelResults, milliseconds
-from benchmarks.table import print_table, verdicts
+from benchmarks.table import print_table
 from benchmarks.timing import QUICK
 from benchmarks.worker import Worker
 from flashrnn import get_cell
@@ -312,51 +312,11 @@ def suite_file(tmp_path):
 
 
 class TestReport:
-    def jobs(self, ours_ms=1.0, **peers):
-        """Forward and backward of CASE, ours and its peers of these milliseconds."""
-        rows = {"ours": measured(ours_ms)} | {
-            name.replace("1_0_8", "1.0.8"): measured(ms) for name, ms in peers.items()
-        }
-        return {Job(CASE, TRAINING): rows}
-
-    @pytest.mark.parametrize(
-        ("ours_ms", "verdict", "outcome"),
-        [(1.0, "9.00", ""), (1.5, "6.00", ""), (2.0, "4.50", ", missed")],
-    )
-    def test_the_target_is_reached_or_missed(self, ours_ms, verdict, outcome):
-        (found,) = verdicts(Job(CASE, TRAINING), self.jobs(ours_ms, flashrnn_1_0_8=9.0, cudnn_fp16=0.1))
-        assert found == f"{verdict} times as fast as flashrnn_1.0.8 (target: at least 6{outcome})"
-
-    def test_a_single_head_is_held_against_the_faster_peer(self):
-        job = Job(Case("lstm", 1, 768, 16), TRAINING)
-        rows = {"ours": measured(2), "flashrnn_1.0.8": measured(9), "cudnn_fp16": measured(5), "attention": measured(1)}
-        assert verdicts(job, {job: rows}) == ["2.50 times as fast as the faster peer (target: at least 1.5)"]
-
-    def test_other_cells_are_held_against_the_lstm(self):
-        job = Job(replace(CASE, function="gru"), TRAINING)
-        jobs = self.jobs(1.0) | {job: {"ours": measured(1.4)}}
-        assert verdicts(job, jobs) == ["1.40 times the LSTM's time (target: at most 1.3, missed)"]
-
-    @pytest.mark.parametrize(("mib", "verdict"), [(300, "0.75"), (400, "1.00")])
-    def test_memory_is_held_against_flashrnn(self, mib, verdict):
-        job = Job(replace(CASE, B=64), TRAINING)
-        rows = {"ours": measured(1, mib), "flashrnn_1.0.8": measured(9, 400)}
-        assert f"{verdict} times the memory of flashrnn_1.0.8 (target: at most 1)" in verdicts(job, {job: rows})
-
-    @pytest.mark.parametrize("other", [{"T": 512}, {"B": 128}])
-    def test_steps_are_judged_at_1024_steps_and_up_to_64_sequences(self, other):
-        job = Job(replace(CASE, **other), FORWARD)
-        assert verdicts(job, {job: {"ours": measured(0.4)}}) == []
-
-    def test_nothing_is_judged_without_ours(self):
-        job = Job(CASE, TRAINING)
-        assert verdicts(job, {job: {"ours": {"error": "no"}, "flashrnn_1.0.8": measured(9)}}) == []
-
     def test_the_table_has_every_implementation_and_the_ratio(self, suite_file, capsys):
         print_table(json.loads(suite_file("main").read_text())["rows"])
         header, *lines = capsys.readouterr().out.splitlines()
-        assert header.split() == ["case", "mode", "ours", "µs/step", "flashrnn_1.0.8", "cudnn_fp16", "ratio", "targets"]
-        first = "lstm-12x64-B16-T1024-bfloat16 forward 0.400 0.391 3.200 8.00 0.39 µs per step (target: at most 0.4)"
+        assert header.split() == ["case", "mode", "ours", "µs/step", "flashrnn_1.0.8", "cudnn_fp16", "ratio"]
+        first = "lstm-12x64-B16-T1024-bfloat16 forward 0.400 0.391 3.200 8.00"
         assert lines[0].split() == first.split()
         assert lines[4].split()[2:5] == ["0.400", "0.391", "error"]
         assert lines[15].split()[2:7] == ["0.400", "0.391", "3.200", "0.800", "2.00"]

@@ -20,13 +20,13 @@ from benchmarks import RESULTS, generation_page, layers_page, sweep_page
 from reproduction import (
     ENTRIES,
     context,
-    kernels,
+    extrapolation_throughput,
+    kernel_speed,
     language_model,
     loss_curves,
     record,
     state_tracking,
     text_runs,
-    throughput,
 )
 from reproduction.accuracy import MODELS, SEEDS, extrapolated
 from reproduction.parity import PARITY
@@ -152,7 +152,7 @@ def test_the_kernel_that_attention_ran_by_is_counted():
     content["rows"] = [
         row | {"kernel": name} for row, name in zip(attention, ("cudnn", "flash_2", "cudnn"), strict=True)
     ]
-    assert kernels.attention_kernels([content]) == {"cudnn": 2, "flash_2": 1}
+    assert kernel_speed.attention_kernels([content]) == {"cudnn": 2, "flash_2": 1}
 
 
 def test_the_settings_that_are_best_at_lengths_of_training_are_selected(tmp_path):
@@ -610,10 +610,10 @@ def test_what_was_measured_with_care_counts_and_other_runs_are_marked():
         {"suite": "heads", "runs": [quick, quick], "rows": swept},
         {"suite": "main", "runs": [careful], "rows": main},
     ]
-    _, of_main, of_two_runs = kernels.KERNEL_SPEED.table(contents)
+    _, of_main, of_two_runs = kernel_speed.KERNEL_SPEED.table(contents)
     assert of_main[2:5] == ["1.00", "11.00", "11.0"]
     assert of_two_runs[2:5] == ["2.00", "9.00", "4.5 †"]
-    assert "†" in kernels.KERNEL_SPEED.what
+    assert "†" in kernel_speed.KERNEL_SPEED.what
 
 
 def test_a_commit_with_changes_says_so():
@@ -714,19 +714,19 @@ def test_speed_stands_beside_accuracy_where_there_is_one():
     }  # fmt: skip
     slower = run | {"model": "nn_lstm", "num_heads": 1, "tokens_per_second": 2000.0}
     trained = {"runs": [slower, run, run | {"model": "gru"}, run | {"seed": 1, "tokens_per_second": 1.0}]}
-    assert [row[:4] for row in throughput.rows([parity, trained])] == [
+    assert [row[:4] for row in extrapolation_throughput.rows([parity, trained])] == [
         ("LSTM, 12 heads", "lstm", 1.0, 234_000.0),
         ("nn.LSTM, 1 head", "lstm", 1.0, 1000.0),
         ("Elman", "elman", 1.0, None),
     ]
     for wrong in ([parity], [parity, trained | {"quick": True}]):
         with pytest.raises(ValueError, match="parity, loss_curves"):
-            throughput.rows(wrong)
+            extrapolation_throughput.rows(wrong)
 
 
 def test_speed_and_accuracy_are_drawn_from_the_files_of_results_where_this_machine_has_none(tmp_path):
     with pytest.raises(ValueError, match=r"(?s)parity.*files=.*h200/parity\.json,.*h200/loss_curves\.json"):
-        throughput.EXTRAPOLATION_THROUGHPUT.measure(Options(out=tmp_path))
+        extrapolation_throughput.EXTRAPOLATION_THROUGHPUT.measure(Options(out=tmp_path))
 
 
 WRITERS = {"sweep": sweep_page.write, "layers": layers_page.write, "generation": generation_page.write}

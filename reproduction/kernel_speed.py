@@ -1,17 +1,16 @@
-"""Speed and accuracy of the kernels, from files of scripts.benchmark."""
+"""Speed of the kernels, from files of scripts.benchmark."""
 
 from collections import Counter
 from pathlib import Path
 
-from benchmarks import numerical_error
 from benchmarks.cases import FORWARD, HIDDEN, MODES, TRAINING, Case, Job
 from benchmarks.figures import color, label, name_curves
 from benchmarks.markdown import markdown
 from benchmarks.ours import NAME as OURS
-from benchmarks.results import by_job, device_folder
+from benchmarks.results import by_job
 from benchmarks.table import fastest_peer, times
 from reproduction.axes import milliseconds_over
-from reproduction.result import Options, Reproduction, Table, benchmark, kernels, paper
+from reproduction.result import Reproduction, Table, kernels, paper
 
 
 def jobs(contents: list[dict]) -> dict[Job, dict[str, dict]]:
@@ -40,7 +39,7 @@ def jobs(contents: list[dict]) -> dict[Job, dict[str, dict]]:
 _SHORT = {FORWARD: "forward", TRAINING: "training"}
 
 
-def _speed_table(contents: list[dict]) -> Table:
+def _table(contents: list[dict]) -> Table:
     measured = jobs(contents)
     names = list(dict.fromkeys(name for rows in measured.values() for name in times(rows) if name != OURS))
     header = ["cell, heads × size, batch, steps", "mode", *map(label, (OURS, *names)), "fastest recurrent peer / ours"]
@@ -94,7 +93,7 @@ def attention_kernels(contents: list[dict]) -> Counter[str]:
     )
 
 
-def _speed_notes(contents: list[dict]) -> list[str]:
+def _notes(contents: list[dict]) -> list[str]:
     found = attention_kernels(contents).most_common()
     by = ", ".join(f"{name} ({number} times)" for name, number in found)
     said = (
@@ -103,7 +102,7 @@ def _speed_notes(contents: list[dict]) -> list[str]:
     return [*said, *_beside_paper(contents)]
 
 
-def _draw_speed(contents: list[dict], file: Path) -> None:
+def _draw(contents: list[dict], file: Path) -> None:
     """Draw milliseconds against head size for 16 sequences of 1024 steps, with a row of panels per mode."""
     from matplotlib.figure import Figure
 
@@ -138,35 +137,12 @@ def _finding(measured: dict[Job, dict[str, dict]]) -> str:
     return f"The fastest other recurrent kernel takes {min(ratios):.1f} to {max(ratios):.1f} times as long"
 
 
-def _measure_error(options: Options) -> list[Path]:
-    benchmark(options, "numerical_error")
-    return [options.out / device_folder() / "numerical_error.json"]
-
-
-def _error_table(contents: list[dict]) -> Table:
-    table = [["cell", "dtype", "backend", "first steps", "largest", "last steps", "paper, bfloat16"]]
-    for row in contents[0]["rows"]:
-        error = row["error"]
-        published = f"near {paper('numerical_error')}" if row["dtype"] == "bfloat16" else "not known"
-        numbers = [f"{value:.5f}" for value in (error[0], max(error), error[-1])]
-        table.append([row["cell"], row["dtype"], row["backend"], *numbers, published])
-    return table
-
-
 KERNEL_SPEED = Reproduction(
     source="kernels_heads",
     what="Median times in milliseconds: forward computes h, training computes h and all gradients. † means that the "
     "peer was timed in another run.",
     measure=lambda options: kernels(options, "heads", "batch", "length", "short"),
-    table=_speed_table,
-    draw=_draw_speed,
-    notes=_speed_notes,
-)
-NUMERICAL_ERROR = Reproduction(
-    source="numerical_error",
-    what="Relative error of h against float64, averaged over 128 steps. In the paper, the error is bounded for any "
-    "length.",
-    measure=_measure_error,
-    table=_error_table,
-    draw=lambda contents, file: numerical_error.draw(contents[0], file),
+    table=_table,
+    draw=_draw,
+    notes=_notes,
 )
