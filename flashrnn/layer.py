@@ -110,6 +110,14 @@ class FlashRNN(nn.Module):
             self.add_module(f"input_l{layer}{suffix}", linear)
             self.add_module(f"recurrent_l{layer}{suffix}", recurrent)
 
+    def __getattr__(self, name: str) -> Tensor | nn.Module:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if instead := torch_networks.instead_of(name):
+                raise AttributeError(f"{error}: {instead}", name=name, obj=self) from None
+            raise
+
     def directions(self) -> list[str]:
         """Return the suffix of the module names of each layer and direction: l0, l0_reverse, l1, ..."""
         return [f"l{layer}{suffix}" for layer in range(self.num_layers) for suffix in self._directions]

@@ -1,5 +1,6 @@
 """Conversions between PyTorch's recurrent networks and FlashRNN."""
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -41,10 +42,7 @@ def from_torch(cls, module: nn.LSTM | nn.GRU | nn.RNN, backend: str):
 def to_torch(layer) -> nn.LSTM | nn.GRU | nn.RNN:
     """Return the PyTorch network with the weights of `layer`, a FlashRNN."""
     if not has_counterpart(layer):
-        raise ValueError(
-            f"PyTorch has LSTMs, GRUs and Elman networks with one head; this one has function={layer.cell.name!r} and "
-            f"num_heads={layer.num_heads}"
-        )
+        raise ValueError(_no_counterpart(layer))
     kind, special = _NETWORKS[layer.cell.name]
     weight = layer.input_l0.weight
     options = _options(layer) | special | {"device": weight.device, "dtype": weight.dtype}
@@ -62,12 +60,42 @@ def has_counterpart(layer) -> bool:
     return layer.cell.name in _NETWORKS and layer.num_heads == 1
 
 
+def _no_counterpart(layer) -> str:
+    return (
+        f"PyTorch has LSTMs, GRUs and Elman networks with one head; this one has function={layer.cell.name!r} and "
+        f"num_heads={layer.num_heads}"
+    )
+
+
+_RENAMED = {
+    "weight_ih": "input_{}.weight",
+    "weight_hh": "recurrent_{}.R",
+    "bias_ih": "recurrent_{}.b",
+    "bias_hh": "recurrent_{}.b",
+    "weight_hr": "recurrent_{}.projection.weight",
+}
+
+
+def instead_of(name: str) -> str | None:
+    """Return a sentence on what FlashRNN has instead of a parameter of nn.LSTM; None for other names."""
+    kind, underscore, direction = name.partition("_l")
+    if name == "all_weights":
+        ours = "named_parameters()"
+    elif underscore and kind in _RENAMED:
+        ours = _RENAMED[kind].format(f"l{direction}")
+    else:
+        return None
+    return f"it has {ours}, in layouts of its own; to_torch().{name} has a copy in PyTorch's"
+
+
 def convert_state_dict(layer, state_dict: dict[str, Tensor], prefix: str, *others) -> None:
     """Replace the entries of a PyTorch network in `state_dict`, if there are any, by those for `layer`.
 
     This is a pre-hook of `load_state_dict`, whose last argument is a list of errors.
     """
     if not has_counterpart(layer):
+        if f"{prefix}weight_hh_l0" in state_dict:  # no error, which would be raised even with strict=False
+            warnings.warn(f"{prefix}weight_hh_l0 is not loaded: {_no_counterpart(layer)}", stacklevel=2)
         return
     for name in layer.directions():
         theirs = {p: state_dict[key] for p in _parameters(layer, name) if (key := prefix + p) in state_dict}

@@ -18,9 +18,9 @@ from tqdm import tqdm
 from benchmarks import ROOT
 from benchmarks.results import device_folder, gpu_folder
 from reproduction.result import Options
-from training import checkpoint
+from training import checkpoint, config_checks
 from training.command_line import quoted
-from training.configuration import composed
+from training.configuration import CONFIGS, check_kinds, composed, given_and_usual
 from training.provenance import short
 
 OUTPUTS = ROOT / "outputs" / "reproduce"
@@ -63,12 +63,16 @@ def check_experiment(runs: Sequence[dict], experiment: str) -> None:
 
 
 def train(runs: Sequence[Run], options: Options) -> None:
-    """Train the unfinished runs, `options.jobs` at a time. Failures are printed, and retried by the next call."""
-    if options.overrides:  # raise errors now, and not once per run
-        composed([*runs[0].overrides, *options.overrides])
+    """Train the unfinished runs, `options.jobs` at a time. Failures are printed, and retried by the next call.
+
+    Raises:
+        ValueError: no run has finished, and the settings of the first cannot work.
+    """
     for run in runs:
         _check_same(run, options.overrides)
     missing = [run for run in runs if not run.finished]
+    if missing and len(missing) == len(runs):  # raise errors of the settings and the machine now, and not once per run
+        _check_settings([*runs[0].overrides, *options.overrides])
     places: SimpleQueue[dict[str, str]] = SimpleQueue()
     for place in environments(options.jobs, _gpus(), os.environ):
         places.put(place)
@@ -96,8 +100,17 @@ def train(runs: Sequence[Run], options: Options) -> None:
             raise
 
 
+def _check_settings(overrides: Sequence[str]) -> None:
+    """Raise the errors of scripts.train with these overrides that it raises before it looks at the data."""
+    groups = [folder.name for folder in Path(CONFIGS).iterdir() if folder.is_dir()]
+    check_kinds(*given_and_usual(overrides, groups))
+    config_checks.check(composed([*overrides, "run_dir=''"]))
+
+
 def _check_same(run: Run, overrides: Sequence[str]) -> None:
-    """Raise ValueError if the folder contains a run with other overrides."""
+    """Raise ValueError if the folder contains a run with other overrides. One that wrote no checkpoint is replaced."""
+    if not run.finished and not checkpoint.of_run(run.folder):
+        return
     called, asked = _overrides(run.folder), [*run.overrides, *overrides]
     if called and set(called) != set(asked):
         raise ValueError(
@@ -145,8 +158,10 @@ def _train(run: Run, overrides: Sequence[str], environment: Mapping[str, str]) -
 
 def failure(folder: Path) -> str:
     """Return the reason why a run has no results."""
-    log = folder / LOG
-    lines = log.read_text().splitlines() if log.exists() else []
+    logs = [
+        log for log in (folder / "train.log", folder / LOG) if log.exists()
+    ]  # of scripts.train, and what it printed
+    lines = [line for log in logs for line in log.read_text().splitlines()]
     errors = [line for line in lines if "Error" in line or line.startswith("error:")]
     return errors[-1] if errors else "it did not finish"
 

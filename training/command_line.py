@@ -23,7 +23,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from training import hydra_errors
+from training import failed_run, hydra_errors
 from training.configuration import CONFIGS, check_kinds, check_required, composed, given_and_usual
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -59,7 +59,11 @@ def hydra_command(
                 overrides = " ".join(own.overrides.task)
                 in_sweep = own.mode == RunMode.MULTIRUN
                 sys.argv = typed
-                with _environment(FULL_ERROR, asked), one_line_errors(overrides if in_sweep else None):
+                with (
+                    _environment(FULL_ERROR, asked),
+                    one_line_errors(overrides if in_sweep else None),
+                    failed_run.recorded(own.runtime.output_dir, keep=in_sweep or own.output_subdir is None),
+                ):
                     check_required(config, config_name)
                     check_kinds(*_given_and_usual(own, config_name))
                     return job(config)
@@ -225,7 +229,7 @@ def one_line_errors(job: str | None = None) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, JobError):
             sys.exit(1)
-        message = _message(error)
+        message = error_message(error)
         if message is None or os.environ.get(FULL_ERROR):
             raise
         text = f"error: {message}\n({FULL_ERROR}=1 shows where)"
@@ -235,7 +239,7 @@ def one_line_errors(job: str | None = None) -> Iterator[None]:
         raise JobError(message) from error
 
 
-def _message(error: BaseException) -> str | None:
+def error_message(error: BaseException) -> str | None:
     """Return the message of an error; None for an unexpected kind of error, which needs its traceback."""
     kind, text = type(error).__name__, str(error)
     if kind in ("MisconfigurationException", "SafetensorError"):
@@ -245,7 +249,7 @@ def _message(error: BaseException) -> str | None:
     if type(error).__module__.startswith("wandb."):
         return f"{text} (from logger=wandb; WANDB_MODE=offline needs no account)"
     if isinstance(error, InstantiationException) and hydra_errors.raised_by_target(error):
-        return _message(error.__cause__) or hydra_errors.message(error)
+        return error_message(error.__cause__) or hydra_errors.message(error)
     if isinstance(error, HydraException | OmegaConfBaseException):
         return hydra_errors.message(error)
     if isinstance(error.__cause__, OSError) and str(error.__cause__) not in text:  # such as an unwritable log folder

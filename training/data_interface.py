@@ -3,7 +3,8 @@
 vocab_size, num_classes: the sizes of the model that its config leaves open.
 evaluate(trainer, module) -> dict: evaluate the trained model; the result must be serialisable as JSON, and a sweep
     optimises its first number. Without this method, loss, perplexity and accuracy on val_dataloader are reported.
-metrics: names of the numbers in the result of `evaluate`; without it, the key `metric` is checked only after training.
+metrics: names of the numbers in the result of `evaluate`. Without it, the key `metric` is checked only after training.
+    If "perplexity" is not among them, perplexity is not logged.
 samples(number, length): return at most `number` prompts that the model continues after each validation, each int64
     [tokens], of `length` tokens if the data have no prompts of their own.
 tokenizer: decodes tokens by `decode`, and is saved in the folder of the run by `save_pretrained`.

@@ -34,7 +34,8 @@ class TrainingModule(LightningModule):
 
     Every `log_every_n_steps` steps, training logs loss, perplexity and accuracy (means over the devices), the learning
     rate and the gradient norm before clipping. Validation and test log loss, perplexity and accuracy over all scored
-    labels, and bits per byte if the data know how many bytes a label stands for.
+    labels, and bits per byte if the data know how many bytes a label stands for. Perplexity is left out if the data
+    name `metrics` without it, as those of state tracking do.
 
     Args:
         model: the model to train.
@@ -179,8 +180,13 @@ class TrainingModule(LightningModule):
             self._check_training_loss(loss)
             self.log("train/loss", loss, prog_bar=True)
             self.log("train/accuracy", accuracy, prog_bar=True)
-            self.log("train/perplexity", loss.exp())
+            if self._has_perplexity:
+                self.log("train/perplexity", loss.exp())
             self.log("train/lr", torch.as_tensor(optimizer.param_groups[0]["lr"]).cpu())
+
+    @property
+    def _has_perplexity(self) -> bool:
+        return "perplexity" in getattr(self.trainer.datamodule, "metrics", ("perplexity",))
 
     def _check_training_loss(self, loss: Tensor) -> None:
         if self.checks_loss:
@@ -243,6 +249,8 @@ class TrainingModule(LightningModule):
     def _end_evaluation(self, name: str) -> None:
         found = self.evaluated.means()
         self._check_finite(f"{name} loss", found["loss"])
+        if not self._has_perplexity:
+            del found["perplexity"]
         if (size := getattr(self.trainer.datamodule, "bytes_per_label", None)) is not None:
             found["bits_per_byte"] = found["loss"] / (math.log(2) * size)
         found = {f"{name}/{key}": value for key, value in found.items()}

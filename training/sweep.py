@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from training.command_line import parsed
+from training.command_line import error_message, parsed
 
 _rows: list[dict] = []  # one for each job that has ended in this process
 _folder: Path | None = None
@@ -42,7 +42,7 @@ def train_job(train: Callable[[DictConfig], dict], config: DictConfig, sweep: Pa
     folder, overrides = Path(config.run_dir), list(config.overrides)
     _folder = sweep
     _check_same(folder, overrides)
-    file, result = folder / "eval.json", {}
+    file, row = folder / "eval.json", {"job": os.path.relpath(folder, sweep)}
     try:
         if file.exists():
             print(f"{folder} is done")
@@ -50,8 +50,10 @@ def train_job(train: Callable[[DictConfig], dict], config: DictConfig, sweep: Pa
         else:
             config.ckpt_path = str(folder) if of_run(folder) else config.ckpt_path
             result = train(config)
-    finally:
-        _rows.append({"job": os.path.relpath(folder, sweep)} | _numbers(result))
+    except BaseException as error:
+        _rows.append(row | {"error": error_message(error) or type(error).__name__})
+        raise
+    _rows.append(row | _numbers(result))
     return result
 
 
@@ -108,6 +110,7 @@ def show() -> None:
     from pandas import DataFrame  # here, because --help and errors do not need it
 
     table = DataFrame(_rows)
+    table = table[sorted(table, key="error".__eq__)]  # the column of errors is the last
     table.to_csv(_folder / "results.csv", index=False)
     print(f"\n{table.to_string(index=False, float_format='{:.4f}'.format, na_rep='')}")
     print(f"sweep: {_folder}")

@@ -1,5 +1,6 @@
 """With nn.LSTM's, nn.GRU's and nn.RNN's weights FlashRNN gives their results: outputs, last states, all gradients."""
 
+import re
 from functools import partial
 
 import pytest
@@ -142,3 +143,27 @@ def test_state_dicts_of_pytorch_load_into_whole_models(kind):
 def test_a_state_dict_of_another_network_is_refused(other, message):
     with pytest.raises(RuntimeError, match=message):
         FlashRNN(F, H).load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("options", [{"num_heads": 2}, {"function": "slstm"}])
+def test_a_state_dict_of_pytorch_does_not_fit_other_cells_and_heads(options):
+    rnn = FlashRNN(F, H, **options)
+    weights = nn.LSTM(F, H).state_dict()
+    with pytest.warns(UserWarning, match=r"not loaded: .*this one has function='\w+' and num_heads=\d"):
+        assert "weight_hh_l0" in rnn.load_state_dict(weights, strict=False).unexpected_keys
+
+
+def test_names_of_pytorch_lead_to_ours():
+    rnn = FlashRNN(F, H, **OPTIONS, proj_size=3)
+    ours, theirs = dict(rnn.named_parameters()), dict(rnn.to_torch().named_parameters())
+    told = set()
+    for name in theirs:
+        assert not hasattr(rnn, name)
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}'.*to_torch\(\)\.{name} ") as error:
+            getattr(rnn, name)
+        told.add(re.search(r"it has ([\w.]+),", str(error.value))[1])
+    assert told == ours.keys()
+    with pytest.raises(AttributeError, match=r"named_parameters\(\)"):
+        _ = rnn.all_weights
+    with pytest.raises(AttributeError, match=r"no attribute 'weights'$"):
+        _ = rnn.weights

@@ -31,7 +31,7 @@ from reproduction import (
 from reproduction.accuracy import MODELS, SEEDS, extrapolated
 from reproduction.parity import PARITY
 from reproduction.result import ROOT, Options, Reproduction, paper, save, write
-from reproduction.runs import LOG, Run, collect, train
+from reproduction.runs import LOG, Run, collect, failure, train
 from reproduction.state_tracking import GRID, SELECTION_SEED, STATE_TRACKING, selected
 from scripts import reproduce
 from tests.tiny_runs import config
@@ -311,10 +311,26 @@ def test_runs_of_something_else_are_refused(name, what, tmp_path):
         reproduce.load(name).measure(Options(runs=tmp_path, out=tmp_path))
 
 
-def test_a_wrong_override_begins_no_run(tmp_path):
-    with pytest.raises(ConfigCompositionException, match="'seeds'"):
-        train([Run(tmp_path / "new", ("name=new",))], Options(overrides=("seeds=1",)))
+def test_a_run_that_failed_before_its_first_checkpoint_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0))
+    record = tmp_path / "run" / ".hydra"
+    record.mkdir(parents=True)
+    record.joinpath("overrides.yaml").write_text("[name=run, data.seed=1]")
+    train([Run(tmp_path / "run", ("name=run",))], Options(overrides=("data.seed=2",)))
+    assert (tmp_path / "run" / LOG).exists()
+
+
+@pytest.mark.parametrize("wrong", ["seeds=1", "optim.lr=fast", "trainer.accelerator=gpu"])
+def test_a_wrong_setting_begins_no_run(wrong, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    with pytest.raises((ConfigCompositionException, ValueError), match=wrong.partition("=")[0]):
+        train([Run(tmp_path / "new", ("name=new",))], Options(overrides=(wrong,)))
     assert not (tmp_path / "new").exists()
+
+
+def test_the_error_of_a_job_of_a_sweep_is_in_its_log(tmp_path):
+    (tmp_path / "train.log").write_text("[2026-01-01][training.failed_run][ERROR] - failed\nValueError: too large\n")
+    assert failure(tmp_path) == "ValueError: too large"
 
 
 def test_an_interrupt_lets_no_further_run_begin(tmp_path, monkeypatch):

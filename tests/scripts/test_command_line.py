@@ -93,6 +93,7 @@ def test_wrong_input_ends_in_a_few_lines(tmp_path, monkeypatch, module, argument
     assert ended.value.code.startswith("error: ")
     assert message in ended.value.code
     assert len(ended.value.code.splitlines()) <= 3
+    assert not [*tmp_path.glob("outputs/*/*")]  # a run that has not begun leaves no folder
 
 
 def test_an_error_ends_the_process_without_a_traceback(tmp_path):
@@ -167,7 +168,10 @@ def test_a_job_that_fails_leaves_the_others(tmp_path):
     assert "optim.lr=1e+20" in ended.stderr.partition(" failed\nerror: ")[0].splitlines()[-1]
     assert len(list(tmp_path.glob("outputs/parity/*/*/eval.json"))) == 2
     (table,) = tmp_path.glob("outputs/parity/*/results.csv")
-    assert "optim.lr=1e+20,," in table.read_text().splitlines()
+    (failed,) = (line for line in table.read_text().splitlines() if line.startswith("optim.lr=1e+20,,"))
+    assert "lower optim.lr" in failed
+    (log,) = tmp_path.glob("outputs/parity/*/optim.lr=1e+20/train.log")
+    assert "Traceback" in log.read_text()
 
 
 @pytest.mark.slow

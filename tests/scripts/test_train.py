@@ -34,6 +34,8 @@ def test_parity_run_leaves_everything(tiny_config, model):
     assert (folder / "accuracy.png").stat().st_size > 10_000
     assert (folder / "checkpoints" / "last.ckpt").is_file()
     assert list(losses(folder)) == list(range(8))
+    assert {"val/accuracy", "val/loss"} <= metrics(folder)[0].keys()
+    assert not {"train/perplexity", "val/perplexity"} & metrics(folder)[0].keys()
     resolved = OmegaConf.load(folder / "config.yaml")
     assert resolved.model.vocab_size == 2
     assert resolved.schedule.total_steps == 8

@@ -57,7 +57,7 @@ def test_a_job_of_another_sweep_is_left_alone(tiny_config):
 
 
 @pytest.mark.slow
-def test_a_job_that_fails_has_a_row_without_numbers(tiny_config, capsys):
+def test_a_job_that_fails_has_a_row_with_its_error(tiny_config, capsys):
     first, second = jobs(tiny_config)
 
     def fail(config):
@@ -68,7 +68,7 @@ def test_a_job_that_fails_has_a_row_without_numbers(tiny_config, capsys):
     sweep.train_job(train, second, folder(second))
     sweep.show()
     row, _ = csv.DictReader((Path(first.run_dir).parent / "results.csv").open())
-    assert row["accuracy 9-12"] == ""
+    assert (row["accuracy 9-12"], row["error"]) == ("", "no")
 
 
 @pytest.mark.parametrize(
