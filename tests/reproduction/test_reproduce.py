@@ -108,7 +108,7 @@ def test_a_page_of_recall_says_who_is_right_beyond_training(tmp_path):
     page, figure = write("recall", recall, recall.measure(options), tmp_path)
     assert [row[0] for row in rows(page)[2:]] == ["transformer", "lstm", "hybrid"]
     assert rows(page)[-1] == ["hybrid", "1,234", "1.0000", "1.0000", "1.0000", "1 of 1"]
-    assert re.search(r"\(above 0\.99\): hybrid\.", page.read_text())
+    assert "Accuracy above 0.99 beyond the training lengths: hybrid." in page.read_text()
     assert figure.exists()
 
 
