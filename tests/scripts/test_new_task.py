@@ -1,4 +1,4 @@
-"""A function added to data/tasks.py is all that a new task needs: nothing asks for its results before there are any."""
+"""A new task needs only a function in data/tasks.py; pages and scripts do not require results of it."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ def sum_modulo_3(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.n
 
 
 @pytest.mark.slow
-def test_a_task_without_results_breaks_nothing(tmp_path, monkeypatch):
+def test_task_without_results(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     for path in ROOT.iterdir():
         if path.name not in ("data", "outputs"):
