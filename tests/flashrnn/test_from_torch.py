@@ -146,14 +146,14 @@ def test_state_dict_of_another_network_is_an_error(other, message):
 
 
 @pytest.mark.parametrize("options", [{"num_heads": 2}, {"function": "slstm"}])
-def test_a_state_dict_of_pytorch_does_not_fit_other_cells_and_heads(options):
+def test_weights_of_pytorch_do_not_fit_other_cells_and_heads(options):
     rnn = FlashRNN(F, H, **options)
     weights = nn.LSTM(F, H).state_dict()
     with pytest.warns(UserWarning, match=r"not loaded: .*this one has function='\w+' and num_heads=\d"):
         assert "weight_hh_l0" in rnn.load_state_dict(weights, strict=False).unexpected_keys
 
 
-def test_names_of_pytorch_lead_to_ours():
+def test_error_for_a_parameter_name_of_pytorch_contains_ours():
     rnn = FlashRNN(F, H, **OPTIONS, proj_size=3)
     ours, theirs = dict(rnn.named_parameters()), dict(rnn.to_torch().named_parameters())
     told = set()
