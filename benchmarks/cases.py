@@ -1,4 +1,4 @@
-"""The measured cases: cells and sizes, by name, in suites. It imports nothing slow, for the command's help."""
+"""The measured cases, which are cells and sizes, in suites. It imports nothing slow, so that `--help` is fast."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

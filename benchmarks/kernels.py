@@ -16,10 +16,10 @@ from benchmarks.table import print_table
 from benchmarks.timing import FULL, QUICK, Effort
 from benchmarks.worker import error_text
 
-WHAT = """Milliseconds of h without gradients (forward), or with those of Wx, R and b (forward+backward). ms: by events
-on the device around each call, for which the host is ahead. call_ms: of calls one after the other, with the host's
-part. peak_mib: what a call takes beside its inputs. input_ms: the product with the inputs, which a layer includes.
-errors: relative, against float64, over the first steps."""
+WHAT = """Milliseconds to compute h without gradients (forward), or with those of Wx, R and b (forward+backward). ms:
+measured by events on the device around each call, with the host ahead. call_ms: consecutive calls, including the host.
+peak_mib: memory in addition to the inputs. input_ms: the input product, which the time of a layer includes. errors:
+relative errors against float64 over the first steps."""
 
 
 class Implementation(Protocol):

@@ -11,10 +11,10 @@ GPU_PRECISIONS = {
     "float32": ("ppo", "time series", "control"),
     "bfloat16": ("world model", "speech", "language"),
 }
-"""The families that are measured in each precision: those whose programs use it. All of them would take seven minutes.
-Those precisions are last in which an interrupted run says least."""
+"""The families that are measured in each precision, because their programs use it; all families would take seven
+minutes. The order puts the most informative precisions first, in case a run is interrupted."""
 CPU_BFLOAT16 = ((64, 40, 64), (128, 64, 128), (16, 64, 256), (1, 50, 128), (16, 1, 64))
-"""The sizes B, T, H that a CPU is measured at in bfloat16: a few, because many processors compute slowly in it."""
+"""The sizes B, T, H that are measured on a CPU in bfloat16: a few, because it is slow on many processors."""
 
 
 @dataclass(frozen=True)

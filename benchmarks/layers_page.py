@@ -23,7 +23,7 @@ def write(path: Path) -> list[Path]:
     draw(found, device, figure)
     precisions = list(dict.fromkeys(row["precision"] for row in found))
     paragraphs = [
-        f"# Layers beside PyTorch's: {device}",
+        f"# Layers compared with PyTorch's: {device}",
         content["what"],
         "A ratio above 1 says how many times faster FlashRNN is.",
         _summary(found, precisions),

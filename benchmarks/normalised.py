@@ -1,4 +1,4 @@
-"""Time of cells that see the other units of their head, over that of an LSTM or of what there is without a kernel."""
+"""Time of cells that normalise over the units of a head, relative to an LSTM, a loop in PyTorch, or Haste."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,22 +21,22 @@ _SIZES = ((12, 64, 16), (12, 64, 64), (1, HIDDEN, 16), (1, HIDDEN, 64))
 LSTMS = tuple(Case("lstm", N, D, B) for N, D, B in _SIZES)
 """The cases with which a layernorm_lstm of the same sizes is compared."""
 GRUS = tuple(Case("layernorm_gru", 1, 512, 16, T=64, dtype=dtype) for dtype in ("float32", "bfloat16"))
-"""The cases, of world models, that are compared with the loop in PyTorch, compiled and captured as a CUDA graph."""
+"""The cases that are compared with a compiled loop in PyTorch, captured as a CUDA graph; sizes of world models."""
 LAYERS = tuple(
     Case(function, 1, D, 16, T, "float32")
     for function in ("layernorm_lstm", "layernorm_gru")
     for D, T in ((512, 64), (HIDDEN, 1024))
 )
-"""The cases that are compared with Haste's layers, as layers: with the product with the inputs."""
+"""The cases that are compared with Haste's layers, including the input product."""
 
 
 def rows(haste_sources: str | None) -> Iterator[dict]:
-    """Milliseconds (ms: on the device; call_ms: with the host's part) and MiB beside the inputs (peak_mib) of h without
-    gradients (forward), or with those of Wx, R and b (forward+backward), and how many times those of `over_what` they
-    are: of an LSTM, or of a layernorm_gru's loop in PyTorch, compiled and captured as a CUDA graph. Beside Haste's
-    layers in float32 (input_ms: the product with the inputs, which both include), if there are its sources."""
+    """Milliseconds (ms: on the device; call_ms: including the host) and MiB in addition to the inputs (peak_mib) to
+    compute h without gradients (forward), or with those of Wx, R and b (forward+backward). over: ratio to `over_what`,
+    which is an LSTM, a layernorm_gru's loop in PyTorch that is compiled and captured as a CUDA graph, or, if its
+    sources are given, Haste's layer in float32. The times of layers include the input product (input_ms)."""
     package = haste_sources and haste.load(Path(haste_sources))
-    for mode in reversed(MODES):  # what most ask for comes first
+    for mode in reversed(MODES):  # training first, in case of an interruption
         for lstm in LSTMS:
             case = replace(lstm, function="layernorm_lstm")
             yield _row(case, mode, _ours(case, mode), "lstm", _ours(lstm, mode))
@@ -68,9 +68,9 @@ def _loop(case: Case, mode: str) -> dict:
 
 
 def gru_loop(step: Callable[..., Tensor], Wx: Tensor, R: Tensor, b: Tensor) -> Tensor:
-    """Return h [B, T, 1, D] of a layernorm_gru of one head, as world models in PyTorch step it.
+    """Return h [B, T, 1, D] of a layernorm_gru with one head, run step by step like world models in PyTorch.
 
-    `step` is `gru_step`, compiled: to compile all steps of a sequence at once takes minutes.
+    `step` is the compiled `gru_step`; compiling all steps of a sequence at once would take minutes.
     """
     B, _, _, _, D = Wx.shape
     bias, gain, shift = b.view(3, 3 * D).unbind()
@@ -83,7 +83,7 @@ def gru_loop(step: Callable[..., Tensor], Wx: Tensor, R: Tensor, b: Tensor) -> T
 
 
 def gru_step(x: Tensor, h: Tensor, weight: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
-    """Return h [B, D] after a step."""
+    """Return h [B, D] after one step."""
     gates = torch.addmm(x, h, weight)
     reset, candidate, update = F.layer_norm(gates, gates.shape[1:], 1 + gain, shift, eps=1e-3).chunk(3, dim=-1)
     update = torch.sigmoid(update - 1)

@@ -13,10 +13,10 @@ from flashrnn.accuracy import BOUNDS, relative_error
 
 NAME, BACKEND = "ours", "cuda_fused"
 OTHERS = {f"{NAME}_{backend}": backend for backend in ("cuda", "triton_fused")}
-"""This project's other backends, by their names as implementations."""
+"""This project's other backends, by the names of their implementations."""
 
 CHECKED_STEPS = 128
-"""Time steps of the check: from so many on the backward is the one that longer sequences take."""
+"""Number of time steps of the check: enough that the backward pass runs the same kernels as for long sequences."""
 
 
 def is_ours(implementation: str) -> bool:

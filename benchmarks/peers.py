@@ -30,7 +30,7 @@ def cudnn_supports(case: Case) -> bool:
 def cudnn(job: Job, effort: Effort, dtype: torch.dtype) -> dict:
     """Measure PyTorch's layer in `dtype`, time-major as in cuDNN."""
     rounded = torch.backends.cudnn.rnn.fp32_precision == "tf32"
-    with tf32(rounded):  # also the product with the inputs alone
+    with tf32(rounded):  # applies to the separate input product too
         return layer(job, effort, CUDNN[job.case.function], dtype)
 
 
@@ -39,7 +39,7 @@ def layer(job: Job, effort: Effort, kind: Callable[[int, int], nn.Module], dtype
     case, training = job.case, job.mode == TRAINING
     gates = len(get_cell(case.function).input_gates)
     x = torch.randn(case.T, case.B, case.D, device="cuda", dtype=dtype, requires_grad=True)
-    # In training mode a layer keeps what a backward pass needs, whether or not there will be one.
+    # In training mode, a layer stores residuals even if no backward pass follows.
     rnn = kind(case.D, case.D).to("cuda", dtype).train(training)
     linear = nn.Linear(case.D, gates * case.D, device="cuda", dtype=dtype)
     whole = measure(lambda: rnn(x)[0], [x, *rnn.parameters()], training, effort)
@@ -48,7 +48,7 @@ def layer(job: Job, effort: Effort, kind: Callable[[int, int], nn.Module], dtype
 
 
 FLASHRNN = {"flashrnn_1.0.8": "cuda_fused", "flashrnn_1.0.8_cuda": "cuda"}
-"""PyPI's flashrnn as implementations, and the backend of it that each one is."""
+"""The implementations by flashrnn from PyPI, each with its backend."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class PyPIFlashRNN:
     build_seconds: float = 300
     measure_seconds: float = 120
     command: Sequence[str] = (sys.executable, "-m", "benchmarks.pypi_flashrnn")
-    folder: Path = Path(tempfile.gettempdir()) / "flashrnn_1.0.8"  # what is built there serves later runs
+    folder: Path = Path(tempfile.gettempdir()) / "flashrnn_1.0.8"  # later runs reuse what is built there
 
     def supports(self, case: Case) -> bool:
         return case.function in ("lstm", "slstm")
@@ -107,11 +107,11 @@ class PyPIFlashRNN:
         """Return the environment for this number of simultaneous builds."""
         extensions = self.folder / "extensions"
         for lock in extensions.glob("*/lock"):
-            lock.unlink()  # of a run that was killed; the next one would wait for it without end
+            lock.unlink()  # left by a killed run; this one would wait for it forever
         return os.environ | {
             "TORCH_EXTENSIONS_DIR": str(extensions),
             "MAX_JOBS": str(max(1, (os.cpu_count() or 1) // max(1, builds))),
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # ninja is beside Python
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # ninja is next to Python
         }
 
     def _sizes(self, case: Case) -> dict:

@@ -19,16 +19,16 @@ from flashrnn import flashrnn
 from flashrnn.gpu import device_gpu
 from flashrnn.plan import auto_backend, plans
 
-WHAT = """Milliseconds of h without gradients (forward), or with those of Wx, R and b (forward+backward): of calls in a
-row, by events on the device, for which the host is ahead. estimate_ms: what the solver of cuda_fused expects of the
-time loops of the tilings that it puts first, at 1.98 GHz; cuda_fused takes the next ones where these spill registers.
-errors: relative, against float64, over the first steps."""
+WHAT = """Milliseconds to compute h without gradients (forward), or with those of Wx, R and b (forward+backward):
+consecutive calls, measured by events on the device, with the host ahead. estimate_ms: the solver's estimate for the
+time loops of its best tilings, at 1.98 GHz; cuda_fused uses the next tilings if these spill registers. errors:
+relative errors against float64 over the first steps."""
 
-_CYCLES_PER_MS = 1.98e6  # an H200's clock in a kernel that does not draw all of its power
+_CYCLES_PER_MS = 1.98e6  # clock of an H200 that is not at its power limit
 
 
 def run(case: Sequence[str], out: Path, commit: str) -> None:
-    """Measure what the file of the sweep lacks, and write its page and figure."""
+    """Measure the cases that are missing in the file of the sweep, and write its page and figure."""
     cases = matching(CASES, case, "the sweep")
     path = out / gpu_folder() / "sweep.json"
     results = KernelResults(path, {"what": " ".join(WHAT.split()), "suite": "sweep"}, head(commit))
@@ -39,9 +39,9 @@ def run(case: Sequence[str], out: Path, commit: str) -> None:
 
 
 def compile_ahead(cases: Sequence[Case]) -> None:
-    """Fill the folder of compiled kernels by as many processes as there are cores.
+    """Compile the kernels of the cases into the cache folder, with one process per core.
 
-    What fails there fails again when it is measured, and is a result then.
+    Errors are ignored here, because they occur again in the measurement, where they are results.
     """
     if not cases:
         return
@@ -58,7 +58,7 @@ def _first_calls(case: Case) -> None:
 
 
 def row(job: Job) -> dict:
-    """Measure the backend that "auto" takes; return it with its estimate, errors and time."""
+    """Measure the backend that "auto" selects; return it with its estimate, errors and time."""
     case = job.case
     expected = expectation(job)
     errors = ours.check(job, "auto", "cuda")
@@ -68,7 +68,7 @@ def row(job: Job) -> dict:
 
 
 def expectation(job: Job) -> dict:
-    """Return the backend that serves the job, and of cuda_fused the tilings and the estimated time of its kernels."""
+    """Return the backend that runs the job and, if it is cuda_fused, the tilings and the estimated time."""
     case, gpu = job.case, device_gpu(torch.cuda.current_device())
     sizes, dtype = (case.function, case.N, case.D), getattr(torch, case.dtype)
     backend = auto_backend(*sizes, dtype, gpu, training=job.mode == TRAINING)

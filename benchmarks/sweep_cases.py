@@ -1,4 +1,7 @@
-"""The sizes of the sweep: an LSTM over head size and over batch size, dense where tilings change. Loads nothing."""
+"""The sizes of the sweep: an LSTM over head size and over batch size, dense where tilings change.
+
+It imports nothing slow.
+"""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -21,7 +24,7 @@ _BATCHES = (
 
 
 class Series(NamedTuple):
-    """Cases that differ in one field alone."""
+    """Cases that differ in one field only."""
 
     title: str
     field: str

@@ -1,4 +1,4 @@
-"""Page and figure of the sweep, from its file alone: time and estimate over sizes, and the cliffs."""
+"""Page and figure of the sweep, made from its file of results: time and estimate over sizes, and the cliffs."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -14,15 +14,15 @@ from benchmarks.ours import NAME
 from benchmarks.results import by_job, milliseconds
 from benchmarks.sweep_cases import SERIES, Series
 
-WHAT = """LSTM, bfloat16, 512 time steps: milliseconds over head size and over batch size, by what "auto" takes. A cliff
-is a size that takes more than 1.08 times (over batch size 1.05 times) as long as a larger one. The estimate is what the
-solver expects of the time loops alone, at 1.98 GHz; outside of the loops there is, for example, the gradient of R."""
+WHAT = """LSTM, bfloat16, 512 time steps, backend "auto": milliseconds over head size and over batch size. A cliff is a
+size that takes more than 1.08 times (over batch size 1.05 times) as long as a larger one. The estimate is the solver's
+for the time loops at 1.98 GHz; it excludes what is computed outside of them, such as the gradient of R."""
 
 Curves = Mapping[int, float]
 
 
 def write(path: Path) -> list[Path]:
-    """Write the page and the figure of a file of the sweep beside it; return their paths."""
+    """Write the page and the figure of a file of the sweep next to it; return their paths."""
     content = json.loads(path.read_text())
     jobs = by_job(content["rows"])
     figure = path.with_suffix(".png")
@@ -45,7 +45,7 @@ def _table(header: list[str], rows: Iterator[list[str]]) -> str:
 
 
 def panels(jobs: dict[Job, dict[str, dict]]) -> Iterator[tuple[Series, str, dict[int, dict]]]:
-    """Return series and modes, each with the rows that have a time, by size."""
+    """Yield each series and mode with its timed rows by size."""
     for series in SERIES:
         for mode in MODES:
             rows = {getattr(case, series.field): jobs.get(Job(case, mode), {}).get(NAME, {}) for case in series.cases}
@@ -82,7 +82,7 @@ def _of_pair(pair: Misranked) -> list[str]:
 
 
 def draw(jobs: dict[Job, dict[str, dict]], gpu: str, path: Path) -> None:
-    """Draw a row of panels for every series, a column for every mode."""
+    """Draw a row of panels for every series, and a column for every mode."""
     figure = Figure(figsize=(15, 4 * len(SERIES)), layout="constrained")
     grid = figure.subplots(len(SERIES), len(MODES))
     for axes, (series, mode, rows) in zip(grid.flat, panels(jobs), strict=True):
@@ -95,7 +95,7 @@ def draw(jobs: dict[Job, dict[str, dict]], gpu: str, path: Path) -> None:
 
 
 def _finding(jobs: dict[Job, dict[str, dict]]) -> str:
-    """Return how many sizes take longer than a larger one."""
+    """Return the title: how many sizes take longer than a larger one."""
     sizes, found = 0, []
     for series, _, rows in panels(jobs):
         sizes += len(rows)

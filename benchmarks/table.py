@@ -1,4 +1,4 @@
-"""A table of kernel times with those of others."""
+"""A table of kernel times of all implementations."""
 
 from benchmarks.ours import NAME as OURS
 from benchmarks.ours import is_ours

@@ -16,12 +16,12 @@ def folded_forward(run: Callable[..., Results], size: int, dims: Dims, *argument
         run: the operator.
         size: size of the mapped dimension.
         dims: the mapped dimension of each argument, or None.
-        arguments: those of the operator.
+        arguments: the operator's arguments.
     """
     inputs, options = arguments[:5], arguments[5:]
     reset, N, B, gate_format = dims[4], _size(arguments[0], dims[0], 3), _size(arguments[0], dims[0], 0), options[-1]
     with_weights = dims[1] is not None or dims[2] is not None
-    if with_weights and reset is not None:  # not as heads: all heads of a call share its reset
+    if with_weights and reset is not None:  # cannot become heads, because all heads of a call share its reset
         return _one_by_one(run, size, dims, *arguments)
     if with_weights:
         into = (3, 1, 1, 2, None)  # axes of Wx, R, b and states that are heads

@@ -117,7 +117,7 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 @cache
 def warn_not_kept(folder: Path, reason: str) -> None:
     warnings.warn(
-        f"compiled kernels cannot be kept in {folder} ({reason}), so every process compiles them again; "
+        f"compiled kernels cannot be stored in {folder} ({reason}), so every process compiles them again; "
         "set FLASHRNN_CACHE to a folder that can be written to",
         RuntimeWarning,
         stacklevel=3,
@@ -127,8 +127,8 @@ def warn_not_kept(folder: Path, reason: str) -> None:
 @cache
 def _warn_refused(folder: Path, reason: str, instead: Path) -> None:
     warnings.warn(
-        f"compiled kernels are not read from {folder}, because {reason}, but kept in {instead}; make it yours alone "
-        f"(chmod go-w {folder}), or set FLASHRNN_CACHE to a folder that you trust",
+        f"compiled kernels are stored in {instead} and not in {folder}, because {reason}; make it writable "
+        f"by you only (chmod go-w {folder}), or set FLASHRNN_CACHE to a folder that you trust",
         RuntimeWarning,
         stacklevel=3,
     )

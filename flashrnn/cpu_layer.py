@@ -156,7 +156,7 @@ def _kernel_runs(backend: str, problem: Problem, rows: "_Rows", features: int, t
             return False
         for direction in problem.directions:
             _prepared(direction, cell, rows, N, D, dtype, features, threads)
-    except (ValueError, KernelUnavailable):  # the general way reports it
+    except (ValueError, KernelUnavailable):  # the general path reports it
         return False
     return True
 

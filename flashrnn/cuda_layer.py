@@ -1,9 +1,9 @@
-"""The layers of a FlashRNN by backend `cuda_fused`: for each layer a matrix product and a launch.
+"""The layers of a FlashRNN run by backend `cuda_fused`, each with one matrix product and one kernel launch.
 
-For few steps, or one as in a control loop, the general way through a layer takes the host as long again as these two.
+For few time steps, as in a control loop, the general path through a layer doubles the host time of these two.
 
-Both directions of a layer run as the heads of one recurrence where `directions` says that this is faster. The second
-half of them goes through time backwards.
+Both directions of a layer run as the heads of one recurrence if this is faster according to `directions`. The second
+half of the heads goes through time backwards.
 """
 
 from collections.abc import Sequence
@@ -30,17 +30,17 @@ Found = tuple[CudaFused, Forward]
 
 
 def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | None:
-    """Run a FlashRNN on sequences or on one step.
+    """Run a FlashRNN on sequences or on a single step.
 
     Args:
         network: a FlashRNN.
-        x: [T, B, features], or [B, T, features] if the network is batch_first, or of one step [B, features].
+        x: [T, B, features], or [B, T, features] if the network is batch_first; [B, features] for a single step.
         states: the caller's initial states.
-        reset: [B, T], or of one step [B], or None.
+        reset: [B, T], or [B] for a single step, or None.
 
     Returns:
-        The results of `FlashRNN.forward`, in the layout of x. None if this does not serve the call, and if an argument
-        is wrong: the caller finds the error.
+        The results of `FlashRNN.forward`, in the layout of x. None if the call is not supported, and if an argument is
+        wrong, which the caller then reports.
     """
     if not (on_gpu(x) and x.is_contiguous() and x.numel() and autograd_alone()):
         return None
@@ -85,8 +85,10 @@ Weights = tuple[Tensor, Tensor, Tensor | None]  # W, R and b
 
 
 def _layers(network: nn.Module, x: Tensor, given: Sequence[Tensor] | None) -> list[tuple] | None:
-    """Return of each layer the recurrence, the weights of its directions and whether a backward pass follows; None if
-    this does not serve its modules."""
+    """Return for each layer its recurrence, the weights of its directions, and whether a backward pass follows.
+
+    Return None if a layer's modules are not supported.
+    """
     with_gradients = torch.is_grad_enabled()
     wanted = with_gradients and (x.requires_grad or (given is not None and any([s.requires_grad for s in given])))
     layers = []
@@ -109,7 +111,7 @@ def _layers(network: nn.Module, x: Tensor, given: Sequence[Tensor] | None) -> li
 def _at_once(
     network: nn.Module, layers: Sequence[tuple], sizes: tuple[int, int, bool], x: Tensor, given: Sequence | None
 ) -> tuple | None:
-    """Run all layers at the same time.
+    """Run all layers concurrently.
 
     Args:
         network: the FlashRNN, whose layers have one direction.
@@ -119,7 +121,7 @@ def _at_once(
         given: the caller's states.
 
     Returns:
-        What `run` returns. None if this does not serve the layers, or is not faster.
+        The result of `run`. None if the layers are not supported, or if this is not faster.
     """
     recurrent, ((_, _, b),), training = layers[0]
     if x.dim() != 3 or (network.dropout and network.training):
@@ -153,21 +155,21 @@ def _overlapped(
     half_bias: bool,
     training: bool,
 ) -> tuple[CudaFused, OverlappedLayers] | None:
-    """Return the backend and the layers at the same time; None if that is not served, or not faster."""
+    """Return the backend and the concurrent layers; None if they are not supported, or not faster."""
     try:
         chosen = choose(backend, Problem(cell, heads, head_dim, dtype, device, training, reset=False))
         if not isinstance(chosen, CudaFused):
             return None
         found = overlapped_layers(chosen, cell, layers, heads, head_dim, sizes, dtype, device, half_bias, training)
-    except (ValueError, KernelUnavailable):  # in turn, they may run
+    except (ValueError, KernelUnavailable):  # layers may still run one after the other
         return None
     return found and (chosen, found)
 
 
 def _joined(forwards: Weights, backwards: Weights) -> Weights:
-    """Return the weights of both directions as those of a layer with twice the heads, the backward direction last."""
+    """Return the weights of both directions as those of one layer with twice the heads, the backward direction last."""
     Ws, Rs, bs = zip(forwards, backwards, strict=True)
-    rows = len(Rs[0][0]) * Rs[0].shape[2]  # of a gate
+    rows = len(Rs[0][0]) * Rs[0].shape[2]  # rows of W per gate
     W = torch.stack([W.unflatten(0, (-1, rows)) for W in Ws], dim=1).flatten(0, 2)
     return W, torch.cat(Rs, dim=1), None if bs[0] is None else torch.cat(bs, dim=1)
 
@@ -178,11 +180,11 @@ def _by_direction(state: Tensor) -> Tensor:
 
 
 class _Layer(torch.autograd.Function):
-    """The output and the last states of a layer; `states` are none, or each initial one of the layer."""
+    """The output and the last states of a layer; `states` are its initial states, if any."""
 
     @staticmethod
     def forward(ctx, call, x, W, R, b, *states):
-        batch_first, both_ways, recurrent, (taken, forward), reset = call  # each argument takes time of its own
+        batch_first, both_ways, recurrent, (taken, forward), reset = call  # one argument: each takes host time
         b_dtype = None if b is None else b.dtype
         if b is None:
             b = x.new_zeros(len(recurrent.cell.gates), *R.shape[1:3], dtype=state_dtype(x.dtype))
@@ -229,7 +231,7 @@ _run_layer = apply_of(_Layer)
 def _launched(
     forward: Forward, x: Tensor, W: Tensor, R: Tensor, b: Tensor | None, initial, reset: Tensor | None, aux, gates
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """Return h in the layout of x, aux, the last states [S, B, H], and gates, after the launch that writes them."""
+    """Launch the kernels; return h in the layout of x, aux, the last states [S, B, H], and gates."""
     Wx = linear(x, W)
     h = x.new_empty(*x.shape[:-1], forward.size)
     last = x.new_empty(forward.states, forward.batch, forward.size, dtype=state_dtype(x.dtype))
@@ -238,14 +240,14 @@ def _launched(
 
 
 def _each(last: Tensor) -> tuple[Tensor, ...]:
-    """Return the states [S, B, H] as tensors [1, B, H] that are no views: these cannot always be changed in place."""
+    """Return the states [S, B, H] as tensors [1, B, H] that are not views, which cannot always be changed in place."""
     return last.unsafe_chunk(last.shape[0])
 
 
 class _Layers(torch.autograd.Function):
-    """The output, and the last states [layers, B, H], of layers at the same time.
+    """The output and the last states [layers, B, H] of concurrent layers.
 
-    `others` are the initial states, `count` of them, and W, R and b of each layer.
+    `others` are `count` initial states, followed by W, R and b of each layer.
     """
 
     @staticmethod
@@ -307,12 +309,12 @@ class _Layers(torch.autograd.Function):
 
 
 def _initial_of_all(given: Sequence[Tensor], layers: int) -> list[Tensor | int | None]:
-    """Return the caller's states of each layer as `_initial` does; None where there are none."""
+    """Return the caller's states for each layer, like `_initial`; None without states."""
     return [_initial(given, k, False) if given else None for k in range(layers)]
 
 
 def _by_layer(states: Sequence[Tensor | None], layers: int, R: Tensor) -> list[Tensor | None]:
-    """Return states, or their gradients, [layers, B, H] as [S, B, N, D] of each layer; None where there are none."""
+    """Return states or their gradients [layers, B, H] as [S, B, N, D] for each layer; None if there are none."""
     known = [state for state in states if state is not None]
     if not known:
         return [None] * layers
@@ -321,7 +323,7 @@ def _by_layer(states: Sequence[Tensor | None], layers: int, R: Tensor) -> list[T
 
 
 def _captured(x: Tensor) -> bool:
-    """Return whether a CUDA graph captures the call: in one, kernels of layers do not run at the same time."""
+    """Return whether a CUDA graph captures the call; kernels of layers do not run concurrently in a graph."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
@@ -331,7 +333,7 @@ def _is_mask(reset: Tensor, x: Tensor, batch: int, steps: int) -> bool:
 
 
 def _are_states(states: Sequence[Tensor], network: nn.Module, x: Tensor, batch: int) -> bool:
-    """Return whether these are states as `forward` returns them."""
+    """Return whether these are valid states, as `forward` returns them."""
     count, dtype, device = network.num_layers * len(network._directions), state_dtype(x.dtype), x.device
     shape = count, batch, network.hidden_size
     if len(states) != len(network.cell.states):
@@ -350,7 +352,7 @@ def _of_layer(states: Sequence[Tensor], layer: int, both_ways: bool) -> Sequence
 
 
 def _initial(states: Sequence[Tensor], layer: int, both_ways: bool) -> Tensor | int:
-    """Return the states of a layer as one tensor, or, if they already follow each other in memory, their address."""
+    """Return the states of a layer as one tensor, or only their address if they are contiguous in memory."""
     if states[0].shape[0] == 1:  # its length is found by a function in Python
         first, size = states[0].data_ptr(), states[0].nbytes
         if all([state.data_ptr() == first + i * size for i, state in enumerate(states)]):
@@ -387,8 +389,11 @@ def _forward(
     tf32: bool,
     both_ways: bool,
 ) -> Found | None:
-    """Return the backend and the forward pass of `sizes`: batch, steps, whether time-major. None if it does not run
-    that, or if both directions are not faster at once. `heads` are those of one direction."""
+    """Return the backend and the forward pass for `sizes` (batch, steps, whether time-major).
+
+    `heads` is the number of one direction. Return None if another backend is selected, or if running both directions at
+    once is not faster.
+    """
     problem = Problem(cell, heads, head_dim, dtype, device, training=training, reset=reset, tf32=tf32)
     B, T, time_major = sizes
     if both_ways:
@@ -403,5 +408,5 @@ def _forward(
         Wx = torch.empty(*rows, *gates, dtype=dtype, device="meta")
         Wx = Wx.transpose(0, 1) if time_major else Wx
         return chosen, chosen.forward_of(cell, Wx, device, reset, half_bias, training=training, both_ways=both_ways)
-    except (ValueError, KernelUnavailable):  # the general way reports it, or takes the next backend
+    except (ValueError, KernelUnavailable):  # the general path reports it, or takes the next backend
         return None

@@ -127,7 +127,7 @@ def answer(backend: Backend, problem: Problem) -> str | None:
     try:
         return backend.unsupported_reason(problem)
     except Exception as error:  # a library that is there and broken
-        return f"it cannot say: {_named(error)}"
+        return f"the check failed: {_named(error)}"
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,9 @@ from flashrnn.recurrence import check_sizes
 class Compiled(NamedTuple):
     """One step of `warmup`."""
 
-    kernel: str  # what was compiled, or found compiled
+    kernel: str  # description of the kernel that was compiled, or found in the cache
     seconds: float
-    done: int  # kernels so far
+    done: int  # number of kernels so far
     total: int
 
 
@@ -64,8 +64,8 @@ def warmup(
         function: the name of a registered cell, or a `flashrnn.Cell`.
         heads: number of heads.
         head_dim: size of a head.
-        batch: number of sequences of a call, or a list of such numbers.
-        dtype: of the computation.
+        batch: batch size of the calls, or a list of batch sizes.
+        dtype: dtype of the computation.
         training: backward passes follow.
         reset: calls have a `reset` mask or packed documents.
         bidirectional: calls are those of a bidirectional `FlashRNN`, which may run both directions at once.
@@ -102,14 +102,14 @@ def warmup(
 def _problem(
     cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, training: bool, reset: bool, gpu: str | None
 ) -> Problem:
-    """Return the problem of these calls on the GPU of that name, or on this machine."""
+    """Return the problem of these calls on the named GPU, or on this machine."""
     device = torch.device("cuda" if gpu or torch.cuda.is_available() else "cpu")
     assumed, tf32 = named_gpu(gpu) if gpu else nvidia_gpu(device), tf32_allowed(dtype, device)
     return Problem(cell, heads, head_dim, dtype, device, training, reset, assumed, tf32)
 
 
 def _run(kernels: dict[str, Callable[[], object]], progress: Callable[[Compiled], None] | None) -> None:
-    """Compile in as many threads as there are processors, those of a GPU in processes: NVRTC serves one thread."""
+    """Compile with one thread per processor; for a GPU, in other processes, because NVRTC compiles in one thread."""
     with ThreadPoolExecutor(min(len(kernels), os.cpu_count() or 1) or 1, initializer=compile_in_subprocess) as pool:
         started = {pool.submit(_timed, compile_): name for name, compile_ in kernels.items()}
         for done, future in enumerate(as_completed(started), 1):
@@ -125,11 +125,11 @@ def _timed(compile_: Callable[[], object]) -> float:
 
 
 Kernels = Iterator[tuple[str, Callable[[], object]]]
-"""The name of each kernel, and the function that compiles it."""
+"""Descriptions of kernels, each with the function that compiles it."""
 
 
 def _kernels(backend: str, problem: Problem, batch: int, at_once: bool) -> Kernels:
-    """Yield those of calls with a batch size; `at_once`: both directions are the heads of one recurrence."""
+    """Yield the kernels for a batch size; with `at_once`, both directions are the heads of one recurrence."""
     if at_once:
         problem = problem._replace(heads=2 * problem.heads)
     both_ways = at_once and not problem.reset
@@ -187,7 +187,7 @@ def _resident(problem: Problem, batch: int, both_ways: bool, lengths: Sequence[i
 
 
 def _first(parts: Hoisted, problem: Problem) -> Kernels:
-    """Yield the kernels of what leaves the loop."""
+    """Yield the kernels of the part that is hoisted out of the time loop."""
     for direction in problem.directions:
         for bias in sorted({problem.dtype, state_dtype(problem.dtype)}, key=str):
             sizes = problem.heads, problem.head_dim, problem.dtype, bias

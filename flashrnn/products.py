@@ -19,7 +19,7 @@ def recurrent_only(cell: Cell) -> tuple[str, ...]:
 def varying(cell: Cell) -> tuple[str, ...]:
     """Return the gates with an input or a recurrent part. All other gates equal their biases at every step."""
     found = [gate for gate in cell.gates if gate in cell.input_gates or gate in cell.recurrent_gates]
-    return tuple(found)  # not of a generator, which compilers of fake kernels reject
+    return tuple(found)  # compilers of fake kernels reject tuple() of a generator
 
 
 def constant(cell: Cell) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def _adjacent(cell: Cell) -> list[tuple[int, int, int]]:
 
 
 def weight_gradient(cell: Cell, d_Wx: Tensor, d_u: Tensor, h_before: Tensor) -> Tensor:
-    """Return d_R [Gr, N, D, D]: gradients of gates times h before the step, summed over all steps and sequences."""
+    """Return d_R [Gr, N, D, D], the gates' gradients times the previous h, summed over all steps and sequences."""
     return _product(gate_views(cell, d_Wx, d_u), slice(None), _flat(h_before).transpose(0, 1))
 
 

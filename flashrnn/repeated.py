@@ -89,7 +89,7 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, Wx, R, b, states, reset):
         (h, aux, last), gates = call.forward(Inputs(Wx, R, b, states, reset))
-        ctx.save_for_backward(R, b, states, reset, h, gates, aux)  # as the first call: a checkpoint compares the two
+        ctx.save_for_backward(R, b, states, reset, h, gates, aux)  # like the first call, as checkpoints require
         ctx.set_materialize_grads(False)
         ctx.call = call
         return h, last

@@ -15,11 +15,11 @@ from flashrnn.products import varying, write_previous
 GateFormat = Literal["GND", "NGD", "NDG", "NDG+", "PNDG", "NDV", "NDV+"]
 """The axes of one step's gates in memory, the outermost first.
 
-G are the gates in the cell's order, N the heads, D the units of a head. P are G pieces of a head's units: a piece lies
-where format GND has one gate of that head. V are the gates that vary with time, in the cell's order; the others equal
-the biases b. In format NDG+ a head has one axis, of its [D, G] numbers, filled up to whole cache lines (`filled`). In
-format NDV+ a head has one axis, of its [D, V] numbers, normalised where the gradient needs no more, and after them its
-statistics as float32 (`cells.statistics`).
+G are the gates in the cell's order, N the heads, D the units of a head. P are G pieces of a head's units; a piece
+occupies the memory of one gate of that head in format GND. V are the gates that vary with time, in the cell's order;
+all other gates equal their biases b. In format NDG+, the elements [D, G] of a head are one axis, padded to whole cache
+lines (`filled`). In format NDV+, the elements [D, V] of a head, normalised if the gradient needs only that, and its
+statistics as float32 (`cells.statistics`) are one axis.
 """
 
 
@@ -106,8 +106,8 @@ def statistics_floats(cell: Cell) -> int:
 
 
 _CACHE_LINE = 128  # bytes
-# Head size above which gates are filled up: forwards of 12 x 200 and 12 x 248 took 440 and 432 us in place of 462 and
-# 469, of 12 x 136 276 in place of 265, and of 12 x 56 no less.
+# Head size above which gates are padded. With padding, a forward pass took 440 instead of 462 us for 12 heads of 200,
+# 432 instead of 469 for 248, but 276 instead of 265 for 136; for 56 it was not faster.
 _WHOLE_LINES_ABOVE = 192
 
 

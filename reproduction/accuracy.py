@@ -99,8 +99,8 @@ def check_alike(runs: list[dict]) -> None:
         if any(run[key] != other[key] for key in setting) or (*place, run["seed"]) in seeds:
             called = " and ".join(f"`{' '.join(one['overrides'])}`" for one in (other, run))
             raise ValueError(
-                f"{run['model']} on {run['data']} was trained by {called}: a row is of runs that differ in their seeds "
-                "alone, so move one of them away, or give a model of your own a name, its file in configs/model"
+                f"{run['model']} on {run['data']} was trained by {called}: runs of a row may differ only in their "
+                "seeds, so move one of them away, or name a model of your own by a file in configs/model"
             )
         seeds.add((*place, run["seed"]))
 
@@ -116,7 +116,7 @@ def training_notes(runs: list[dict]) -> list[str]:
     said = "; ".join(_setting(*setting, by_setting[setting]) for setting in sorted(by_setting))
     by, sequences = trained_by(runs), finished(runs)[0]["ranges"][0]["sequences"]
     tf32 = all("matmul_precision=high" in run["overrides"] for run in runs)
-    where = f"By {by}{', with products of float32 in TF32' * tf32}; {sequences} sequences per range and seed."
+    where = f"By {by}{', with float32 products in TF32' * tf32}; {sequences} sequences per range and seed."
     return [f"Trained for {said}. {where}", *failures(runs)]
 
 

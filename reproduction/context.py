@@ -123,11 +123,11 @@ def _notes(contents: list[dict]) -> list[str]:
     runs = runs_of(contents)
     found = finished(runs)[0]["by_position"]
     return [
-        f"Positions: {found['documents']} held-out documents, from their beginning on, all with the same tokens. "
-        "Validation: the perplexity on all held-out text in blocks of the context, or with the state carried on. "
-        "Trained on the same number of tokens, the state of an LSTM going on through a document in every evaluation; "
-        "'blocks apart': the model forgets all after every context, as in training, where it otherwise attends to all "
-        "of the document.",
+        f"Columns of positions: perplexity on {found['documents']} held-out documents, read from their beginning. "
+        "Validation: perplexity on all held-out text, in blocks of the context, or with the state carried on. All "
+        "models were trained on the same number of tokens. In every evaluation, the state of an LSTM is carried "
+        "through a document. A Transformer attends to the whole document or, with 'blocks apart', only to one context "
+        "at a time, as in training.",
         f"Seed 0. By {trained_by(runs)}.",
         *quick_note(contents),
         *failures(runs),
@@ -150,7 +150,7 @@ def _draw(contents: list[dict], file: Path) -> None:
                 style = dict(zip(("color", "linestyle"), _STYLES[_is_lstm(run), kind(run)], strict=True))
                 axes.plot(*zip(*doubling(run), strict=True), label=name_of(run), marker=".", markersize=4, **style)
         over_tokens(axes)
-        axes.set_xlabel("position in the document (each point the mean up to the next)", fontsize=8)
+        axes.set_xlabel("position in the document (each point: mean up to the next one)", fontsize=8)
         axes.legend(fontsize=7)
     shown = [value for run in runs if _is_lstm(run) or run["eval_context"] for _, value in doubling(run)]
     panels[0].set_ylim(0.9 * min(shown), 1.1 * max(shown))
@@ -202,7 +202,7 @@ CONTEXT = Reproduction(
     source="context",
     what="The same LSTM trained on windows of several lengths, with and without its state carried from window to "
     f"window (`data.stateful`), in shuffled lanes of {LANE:,} tokens (`data.lane_tokens`) or in one lane for each "
-    "row of a step, beside a Transformer: perplexity by the position in long documents (experiment=context).",
+    "row of a step, compared with a Transformer: perplexity by the position in long documents (experiment=context).",
     measure=_measure,
     table=_table,
     draw=_draw,

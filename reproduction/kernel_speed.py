@@ -16,15 +16,15 @@ from reproduction.result import Reproduction, Table, kernels, paper
 def jobs(contents: list[dict]) -> dict[Job, dict[str, dict]]:
     """Return the rows by job and implementation, with their runs as (file, run).
 
-    If several files contain a job, the first full run counts, or otherwise the first one; the other files add what it
-    lacks.
+    If several files contain a job, the first full run counts, or otherwise the first one; the other files only add
+    implementations that it lacks.
     """
 
     def quick(rows: dict[str, dict]) -> bool:
         runs = (contents[file]["runs"][run] for file, run in (row["run"] for row in rows.values()))
         return any(
             run.get("quick", "--quick" in run["command"]) for run in runs
-        )  # earlier files have the command alone
+        )  # earlier files contain only the command
 
     found: dict[Job, list[dict[str, dict]]] = {}
     for file, content in enumerate(contents):

@@ -75,12 +75,12 @@ def _trained_on(run: dict) -> str:
 
 def _notes(contents: list[dict]) -> list[str]:
     seconds = (
-        "Seconds are those of 512 x 1024 tokens on eight of our GPUs, each at the speed measured on one; hours are "
-        "30,000 such steps. What the exchange of gradients takes is left out."
+        "Seconds per step are for 512 x 1024 tokens on eight GPUs, extrapolated from the speed of one GPU without the "
+        "exchange of gradients. Hours are for 30,000 such steps."
     )
     scaled_down = (
-        "A perplexity after 30 M tokens is that of the scaled-down run (`quick=true`: experiment=python_160m, the "
-        "Python sources of the machine). It is to be compared within its column, not with the paper's."
+        "Perplexities after 30 M tokens are those of the scaled-down run (`quick=true`: experiment=python_160m, "
+        "trained on the machine's Python sources). Compare them with each other, not with the paper's."
     )
     runs = runs_of(contents)
     experiments = {run["experiment"] for run in runs}
@@ -96,10 +96,10 @@ def _texts(runs: list[dict]) -> list[str]:
     if len(texts) < 2:
         return []
     parts = [
-        f"{', '.join(name_of[id(run)] for run in of_text)} (perplexity {unigram} by the frequency of tokens alone)"
+        f"{', '.join(name_of[id(run)] for run in of_text)} (unigram perplexity {unigram})"
         for unigram, of_text in sorted(texts.items())
     ]
-    return [f"Not all perplexities are of the same text: {'; '.join(parts)}."]
+    return [f"Not all perplexities were measured on the same text: {'; '.join(parts)}."]
 
 
 def _draw(contents: list[dict], file: Path) -> None:

@@ -24,7 +24,7 @@ from reproduction.runs import (
 from reproduction.text_runs import by_text, check_finished, finished, names, shared_overrides
 
 EXPERIMENT = "python_160m"
-# The longest first: with several runs at a time they end together.
+# The longest runs first, so that simultaneous runs end at about the same time.
 MODELS = (("nn_lstm", 1), ("slstm", 1), ("lstm", 1), ("slstm", 12), ("lstm", 12), ("transformer", 12))
 QUICK = (
     "data=text_tiny",
@@ -41,7 +41,7 @@ QUICK = (
     "val_every=60",
     "schedule.warmup_steps=10",
 )
-# PyTorch's autocast computes cuDNN's networks in float16 whatever is asked for, so gradients need its scaling.
+# Autocast computes cuDNN's networks in float16 for every precision, so gradients must be scaled.
 NN_LSTM = ("trainer.precision=16-mixed",)
 _COLUMNS = 4  # columns of panels
 _SMOOTHED = 5  # number of logged losses that are averaged for each point
@@ -132,7 +132,7 @@ def _draw(contents: list[dict], file: Path) -> None:
         axes.set_axis_off()
     beginnings = [
         curve.iloc[len(curve) // 10] for curve in curves if len(curve)
-    ]  # losses before these are off the page
+    ]  # earlier losses are outside of the figure
     figure.axes[0].set_ylim(top=max(beginnings, default=None))
     figure.supxlabel("optimizer steps", fontsize=9)
     figure.supylabel(f"training loss, mean of {_SMOOTHED} logged", fontsize=9)

@@ -60,9 +60,9 @@ def _notes(contents: list[dict]) -> list[str]:
         rows.append([row["model"], f"{row['context']:,}", str(pace), str(memory)])
     return [
         f"Above: {found['documents']} held-out documents, read once from the beginning in windows of {found['window']} "
-        f"tokens; the state is all that a model keeps of one document. Trained by {trained_by(runs)}.",
-        "Below: `generate()` after a prompt, one sequence, by models of other sizes with random weights; memory beside "
-        f"the weights. Commit {short(timed['commit'])} on {machine['gpu'] or machine['processor']}.",
+        f"tokens; the state is all that a model stores of one document. Trained by {trained_by(runs)}.",
+        "Below: `generate()` after a prompt, one sequence, by models of other sizes with random weights; memory "
+        f"without the weights. Commit {short(timed['commit'])} on {machine['gpu'] or machine['processor']}.",
         markdown(rows),
     ]
 

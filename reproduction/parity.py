@@ -32,7 +32,7 @@ def _train_together(runs: Sequence[Run], options: Options) -> None:
 
 
 def _run(folder: Path, model: str, seed: int, quick: bool) -> Run:
-    # Compiling pays for mLSTM, with its many small operators, but not in the 250 steps of quick=true.
+    # Compilation saves time for mLSTM, which has many small operators, but not in the 250 steps of quick=true.
     compiled = str(model == "mlstm" and not quick).lower()
     experiment = "parity" if quick else "parity_paper"
     overrides = (f"experiment={experiment}", "data=parity", f"model={model}", f"seed={seed}", f"compile={compiled}")

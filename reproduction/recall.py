@@ -44,8 +44,8 @@ def _notes(contents: list[dict]) -> list[str]:
     runs = runs_of(contents)
     learnt = [model_name(model) for model in MODELS if (mean := mean_extrapolated(runs, model=model)) and mean > 0.99]
     return [
-        f"Right at lengths beyond those of training (above 0.99): {', '.join(learnt) or 'none'}. The hybrid has the "
-        "blocks lstm, attention, lstm; the others have as many of one kind.",
+        f"Accuracy above 0.99 beyond the training lengths: {', '.join(learnt) or 'none'}. The hybrid has the blocks "
+        "lstm, attention, lstm; the other models have three blocks of one kind.",
         *training_notes(runs),
         *quick_note(contents),
     ]

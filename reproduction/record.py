@@ -17,7 +17,7 @@ class Entry(NamedTuple):
     command: str  # a module in scripts, with its arguments
 
 
-# What says most in a minute first; training runs, which take hours and go on where they stopped, last.
+# The most informative minutes first; training runs last, because they take hours and can be resumed.
 RECORD = (
     Entry("kernels_main", "benchmark kernels suite=main quick=true"),
     Entry("language_model", "benchmark language_model"),

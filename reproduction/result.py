@@ -78,8 +78,9 @@ def save(name: str, options: Options, content: dict, place: str | None = None) -
         raise ValueError(f"{path} contains a full result; write the quick one to another folder with out=FOLDER")
     if missing := _called(json.loads(path.read_text())) - _called(content) if path.exists() else ():
         raise ValueError(
-            f"{path} holds {len(missing)} runs that are not among these, `{' '.join(sorted(next(iter(missing))))}` for "
-            f"one: add_to={path} adds these to them, out=FOLDER leaves them alone"
+            f"{path} contains {len(missing)} runs that are not among these, such as "
+            f"`{' '.join(sorted(next(iter(missing))))}`: add these to the file with add_to={path}, or write another "
+            "file with out=FOLDER"
         )
     command = shlex.join(["python", "-m", "scripts.reproduce", *sys.argv[1:]])
     described = ({} if "runs" in content else head()) | {"command": command, "quick": options.quick}
@@ -97,12 +98,12 @@ def benchmark(options: Options, name: str, *arguments: str) -> None:
     """Run a measurement of scripts.benchmark, which needs a GPU, in a process of its own."""
     if not torch.cuda.is_available():
         raise ValueError(
-            f"scripts.benchmark {name} is measured on an NVIDIA GPU, and torch sees none; "
-            "files=[FILE] makes table and figure from files measured earlier, such as those in docs/results"
+            f"scripts.benchmark {name} needs an NVIDIA GPU, and PyTorch finds none; "
+            "files=[FILE] makes the table and the figure from earlier results, such as those in docs/results"
         )
     command = [sys.executable, "-m", "scripts.benchmark", name, f"out={quoted(options.out.resolve())}", *arguments]
     if subprocess.run(command, cwd=ROOT).returncode:
-        raise ValueError(f"scripts.benchmark {name} failed with the error above; what it measured until then is kept")
+        raise ValueError(f"scripts.benchmark {name} failed with the error above; the results until then are stored")
 
 
 def kernels(options: Options, *suites: str) -> list[Path]:
@@ -113,22 +114,22 @@ def kernels(options: Options, *suites: str) -> list[Path]:
 
 
 OF_OPTIONS = (
-    "The commands are those of their commits. Now `--add-to VALUE` is written `add_to=VALUE`, `--quick` is "
+    "The commands are those of their commits. Today, `--add-to VALUE` is written `add_to=VALUE`, `--quick` is "
     "`quick=true`, and several values are `[A,B]`."
 )
-"""What pages say whose results are of commits at which commands took options."""
+"""A paragraph for pages with results of earlier commits, whose commands had options."""
 
 
 def origin(content: dict) -> str:
-    """Return command, commit and machine of the runs that the data is of."""
+    """Return command, commit and machine of the runs that measured the data."""
     if "suite" not in content:
         return _origin(content)
-    kept = sorted({row["run"] for row in content["rows"]})  # of others all has been measured again
+    kept = sorted({row["run"] for row in content["rows"]})  # all rows of other runs have been replaced
     return "\n\n".join(_origin(content["runs"][run]) for run in kept)
 
 
 def _origin(run: dict) -> str:
-    if "commit" not in run:  # training runs, whose commits the notes have
+    if "commit" not in run:  # training runs; notes contain their commits
         return f"    {run['command']}"
     machine, versions = run["machine"], run["versions"]
     where = machine["gpu"] or f"{machine['cores']} cores of {machine['processor']}"

@@ -121,10 +121,10 @@ def _measure(options: Options) -> list[Path]:
 
 ROOFLINE = Reproduction(
     source="kernels_heads",
-    what="Operations of the recurrent product per second, and their share of the roof, which memory bandwidth and "
-    "tensor cores set. The bytes are the least that must move: inputs and h once, R once for all steps. Where GPU "
-    "counters were read, a column compares them with that. Small batches stay far below the roof, because each step "
-    "waits for the one before.",
+    what="Operations of the recurrent product per second, and their fraction of the roof, which is the limit by memory "
+    "bandwidth and tensor cores. The bytes are the minimum: inputs and h once, R once for all steps. If the GPU's "
+    "counters were read, a column compares them with this minimum. Small batches stay far below the roof, because each "
+    "step waits for the previous one.",
     measure=_measure,
     table=_table,
     draw=_draw,

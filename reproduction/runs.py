@@ -172,7 +172,7 @@ def runs_of(contents: list[dict]) -> list[dict]:
 
 
 def failures(runs: list[dict]) -> list[str]:
-    """Return a paragraph for each error, with the runs that it has ended."""
+    """Return a paragraph for each error, with the runs that failed with it."""
     of_error: dict[str, list[str]] = {}
     for run in (run for run in runs if "error" in run):
         of_error.setdefault(run["error"], []).append(f"`{' '.join(run['overrides'])}`")

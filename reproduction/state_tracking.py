@@ -30,25 +30,26 @@ from reproduction.accuracy import (
 from reproduction.result import Options, Reproduction, Table, save
 from reproduction.runs import OUTPUTS, Run, evaluation, made_on, runs_of, train
 
-# The simplest first, which is taken of those that are equally good.
+# The simplest first, because the first of equally good settings is selected.
 GRID = tuple(
     (f"model.num_blocks={blocks}", f"model.mlp={mlp}", f"optim.lr={lr}")
     for blocks, mlp, lr in product((1, 2), ("false", "true"), ("5e-4", "1e-3", "2e-3", "5e-3"))
 )
 OPTIONS = frozenset(override for setting in GRID for override in setting)
 QUICK_GRID = tuple(setting for setting in GRID if setting[2] == "optim.lr=2e-3")
-SELECTION_SEED = 100  # none of those that are reported
+SELECTION_SEED = 100  # different from the seeds that are reported
 BATCH = 64
 STEPS, QUICK_STEPS = 5000, 1000
 LONGER = dict.fromkeys(("a5", "s5"), 10000)  # groups that are not solvable: products of few elements come first
-SHORTER = 5  # the selection has so many times fewer steps
+SHORTER = 5  # factor by which the selection has fewer steps
 SHARED = (f"data.batch_size={BATCH}", "data.eval_batches=16", "matmul_precision=high")
 OWN = {"transformer": ("model.num_heads=4",)}  # as in language models, heads of 32; a cell has one of 128
 MOST_TELLING = ("parity", "flip_flop", "s3", "a5", "group", "s5")
-FITTED = 0.99  # accuracy at lengths of training
+FITTED = 0.99  # accuracy at training lengths from which a model fits its task
 REFUSED = (
-    "Gated DeltaNet and DeltaProduct are absent. Their package, flash-linear-attention, refuses their gradients on "
-    "Hopper GPUs by Triton 3.4 to 3.7.0, because they are wrong there (its issue 640); PyTorch 2.11 has Triton 3.6."
+    "Gated DeltaNet and DeltaProduct are missing. Their package, flash-linear-attention, does not compute their "
+    "gradients on Hopper GPUs with Triton 3.4 to 3.7.0, where they would be wrong (its issue 640); PyTorch 2.11 "
+    "comes with Triton 3.6."
 )
 
 
@@ -204,7 +205,7 @@ def _notes(contents: list[dict]) -> list[str]:
         "fit the task."
     )
     guessed = ", ".join(not_learnt(selections, _chance(finished(runs))))
-    guess = f"In the selection, no setting of any model had begun to learn {guessed}: there, it is a guess."
+    guess = f"For {guessed}, the selection is arbitrary, because no setting of any model had begun to learn."
     refused = {"gated_deltanet", "deltaproduct"}.isdisjoint(run["model"] for run in runs)
     added = [text for text, holds in ((guess, guessed), (REFUSED, refused)) if holds]
     return [*notes, rule, *added, markdown(_settings_table(finished(runs), selections))]

@@ -9,14 +9,14 @@ gc.disable()
 
 
 def pytest_collection_finish():
-    """What was imported is no garbage: the collector never looks through it, which took a tenth of a run's time."""
+    """Exclude imported modules from garbage collection, which would take a tenth of a run's time."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_its_own(tmp_path_factory):
-    """Traces and binaries, shared by all tests and by the processes that run them, never in the user's cache."""
+    """Set one cache folder for all tests and test processes, instead of the user's."""
     session = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         session = session.parent
@@ -28,8 +28,8 @@ def _cache_of_its_own(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _process_as_before():
-    """Takes back what commands and Lightning set for a whole process: variables, and what is logged."""
+def _restore_process():
+    """Undo what commands and Lightning change in the process: environment variables and log levels."""
     variables = dict(os.environ)
     loggers = [logging.getLogger(name) for name in (None, "flashrnn", "lightning", "lightning.pytorch")]
     logged = [(logger, logger.level, logger.propagate) for logger in loggers]
@@ -44,7 +44,7 @@ def _process_as_before():
 
 @pytest.fixture
 def other_backends():
-    """Lets a test change what backends serve: nobody remembers answers from before the test, or from it."""
+    """Clear the cached choices of backends before and after a test that changes what backends support."""
     from flashrnn import dispatch
 
     def forget():
@@ -58,7 +58,7 @@ def other_backends():
 
 @pytest.fixture
 def interpreted(other_backends):
-    """Triton's kernels run in its interpreter, on the CPU, as under TRITON_INTERPRET=1."""
+    """Run Triton kernels in the interpreter on the CPU, as under TRITON_INTERPRET=1."""
     import triton
 
     with triton.knobs.runtime.scope():
@@ -68,11 +68,11 @@ def interpreted(other_backends):
 
 @pytest.fixture
 def tiny_config(request, tmp_path, monkeypatch):
-    """tiny_config("parity", "model=gru", run="a"): the config of a tiny run in tmp_path/outputs/parity/a.
+    """Return a function that builds configs of tiny runs, see `tiny_runs.configs_in`.
 
-    Only runs of tests with the mark `drawn` draw their results, which takes a third of such a run.
+    Plots are only drawn in tests with the mark `drawn`, because they take a third of a tiny run.
     """
-    from tests.tiny_runs import configs_in  # not for tests of kernels: it loads Hydra
+    from tests.tiny_runs import configs_in  # imports Hydra, which tests of kernels do not need
 
     if not request.node.get_closest_marker("drawn"):
         _without_plots(monkeypatch)
@@ -82,13 +82,13 @@ def tiny_config(request, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """Config and result of a tiny run on text, which tests read and do not change. Its schedule has 20 steps."""
+    """Return config and result of a tiny run on text with a schedule of 20 steps. Tests must not change its files."""
     return _trained(tmp_path_factory.mktemp("trained"), "text_tiny")
 
 
 @pytest.fixture(scope="session")
 def trained_parity(tmp_path_factory):
-    """As `trained`, on parity."""
+    """Return the same as `trained` for a run on parity."""
     return _trained(tmp_path_factory.mktemp("trained_parity"), "parity")
 
 
@@ -112,7 +112,7 @@ def _trained(folder, experiment):
 
 @pytest.fixture
 def change_texts(tmp_path):
-    """change_texts(): the texts of tiny_config("text_tiny") become other ones, and what was prepared is gone."""
+    """Return a function that changes the texts of `tiny_config("text_tiny")` and deletes the prepared corpora."""
 
     def change():
         for file in tmp_path.glob("texts/*.txt"):

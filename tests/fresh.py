@@ -1,6 +1,6 @@
-"""`python -m MODULE ARGUMENTS` in a process that has imported none of this project.
+"""Run `python -m MODULE ARGUMENTS` in a process that has not imported this project.
 
-It begins as a fork of one that has imported the libraries alone, which takes longer than most commands.
+The process is forked from one that has imported only the libraries, because that takes longer than most commands.
 """
 
 import os
@@ -19,7 +19,7 @@ _CONTEXT.set_forkserver_preload(["torch", "lightning.pytorch", "hydra", "numba"]
 
 
 class Command:
-    """A command that runs in `folder`, as `subprocess.Popen` gives it: it leads a session and a group of its own."""
+    """A running command, similar to `subprocess.Popen`, in a session and process group of its own."""
 
     def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
         self._printed = tempfile.TemporaryDirectory()
@@ -31,7 +31,7 @@ class Command:
         self.pid = self._process.pid
 
     def wait(self, timeout: float) -> int | None:
-        """Its exit status, if it ends within so many seconds."""
+        """Return the exit status, or None if the command does not end within `timeout` seconds."""
         self._process.join(timeout)
         return self._process.exitcode
 
@@ -45,7 +45,7 @@ class Command:
 
 
 def run(arguments: list[str], folder: Path, environment: dict[str, str]) -> CompletedProcess:
-    """Run the command in `folder`, as `subprocess.run` does; after two minutes it is killed."""
+    """Run a command in `folder`, like `subprocess.run`; kill it after two minutes."""
     command = Command(arguments, folder, environment)
     if command.wait(120) is None:
         os.killpg(command.pid, signal.SIGKILL)
@@ -54,7 +54,7 @@ def run(arguments: list[str], folder: Path, environment: dict[str, str]) -> Comp
 
 def _main(arguments: list[str], folder: Path, environment: dict[str, str], streams: tuple[Path, Path]) -> None:
     os.setsid()
-    set_start_method(None, force=True)  # the default: a forked server hands its own method on, also to data workers
+    set_start_method(None, force=True)  # the default, instead of the fork server's method, for data workers
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by a shell's background jobs
     ours = [name for name in sys.modules if name.partition(".")[0] in ("flashrnn", "models", "data", "scripts")]
     assert not ours
@@ -64,7 +64,7 @@ def _main(arguments: list[str], folder: Path, environment: dict[str, str], strea
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # which PyTorch reads where it is imported
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # PyTorch reads the variable only on import
     sys.path.insert(0, str(folder))
     sys.argv = arguments
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""Random problems, cells as users write them, and the time loop written out: what backends are held against."""
+"""Random problems, cells as users define them, and a plain time loop, to compare backends with."""
 
 from typing import NamedTuple
 
@@ -9,19 +9,19 @@ from flashrnn import Cell, flashrnn, get_cell, layer_norm, max, mean, registered
 
 
 def _minimal_gated(u, r, f, h):
-    """A gate with both parts, one with a recurrent part alone, one with an input part alone."""
+    """Gate f has both parts, r only a recurrent part, u only an input part."""
     f = torch.sigmoid(f)
     return f * h + (1 - f) * torch.tanh(u + torch.relu(r))
 
 
 def _peephole_lstm(i, f, z, o, p_i, p_f, p_o, h, c):
-    """The peepholes p are gates with a bias alone: weights that multiply the cell state."""
+    """The peepholes p_* are gates with only a bias, used as weights of the cell state."""
     new_c = torch.sigmoid(f + p_f * c) * c + torch.sigmoid(i + p_i * c) * torch.tanh(z)
     return torch.sigmoid(o + p_o * new_c) * torch.tanh(new_c), new_c
 
 
 def _leaky_elman(g, a, h):
-    """A leak rate of each unit's own."""
+    """Each unit has its own leak rate a."""
     a = torch.sigmoid(a)
     return (1 - a) * h + a * torch.tanh(g)
 
@@ -42,26 +42,26 @@ def _normalised_elman(g, weight, h):
 
 
 def _normalised_lstm(i, f, z, o, h, c):
-    """One norm of all gates, and one of the new c, which needs it."""
+    """One norm over all gates, then one over the new c."""
     i, f, z, o = layer_norm(i, f, z, o)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(z)
     return torch.sigmoid(o) * torch.tanh(layer_norm(c)), c
 
 
 def _normalised_state(u, r, h, c):
-    """Its state is normalised, with what a gate with a recurrent part alone says of it."""
+    """The state is normalised together with a recurrent-only gate."""
     c = rms_norm(0.9 * c + torch.tanh(u), eps=1e-3)
     return c * torch.sigmoid(r) + 0.1 * mean(h), c
 
 
 def _competing(g, a, h):
-    """A softmax over units: a sum that needs a largest one, whose branches have the same gradient."""
+    """A softmax over units: a sum that depends on a maximum, with equal gradients in both branches."""
     shares = torch.exp(g - max(g))
     return (1 - torch.sigmoid(a)) * h + torch.tanh(shares / sum(shares) * 4)
 
 
 def _normalised_inputs(x, m, r, u, gain, bias, h):
-    """Two input-only gates, one of them used as it is too, and a bias that would leave a sum with a state in it."""
+    """Two input-only gates, one of which is also used without the norm, and a bias added to a sum with a state."""
     x = (1 + gain) * rms_norm(x, eps=1e-3)
     m = torch.sigmoid(m)
     return (h + bias) * m + x * torch.tanh(layer_norm(r) + x) - 0.1 * mean(u)
@@ -80,11 +80,11 @@ NORMALISED_INPUTS = Cell(
 )
 LAYERNORM = (get_cell("layernorm_lstm"), get_cell("layernorm_gru"))
 NORMALISED = (*LAYERNORM, NORMALISED_ELMAN, NORMALISED_LSTM, NORMALISED_STATE, COMPETING)
-"""Cells whose steps see the other units of their head."""
+"""Cells with reductions over the units of a head."""
 HOISTED = (get_cell("layernorm_lstm"), NORMALISED_INPUTS)
-"""Those that normalise inputs alone, which leaves the time loop."""
+"""Cells that normalise only inputs, which is hoisted out of the time loop."""
 
-# Without relu alone, whose gradient jumps where rounding changes a sign: held against nn.RNN in float32 and float64.
+# Without elman_relu: rounding may change a sign, where relu's gradient jumps. It is compared with nn.RNN instead.
 BUILT_IN = tuple(
     get_cell(name) for name in registered_cells() if name != "elman_relu" and get_cell(name) not in LAYERNORM
 )
@@ -92,7 +92,7 @@ CELLS = (*BUILT_IN, MINIMAL_GATED, PEEPHOLE_LSTM, LEAKY_ELMAN)
 
 
 def cell_name(cell: Cell) -> str:
-    """For `pytest.mark.parametrize(..., ids=cell_name)`."""
+    """Return the name of a cell, for `pytest.mark.parametrize(..., ids=cell_name)`."""
     return cell.name
 
 
@@ -105,14 +105,14 @@ class Inputs(NamedTuple):
     states: Tensor  # [S, B, N, D]
 
     def to(self, dtype: torch.dtype) -> "Inputs":
-        """Copies that ask for gradients."""
+        """Return copies that require gradients."""
         return Inputs(*(x.detach().to(dtype, copy=True).requires_grad_() for x in self))
 
 
 def random_inputs(
     cell: Cell, B: int, T: int, N: int, D: int, dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> Inputs:
-    """Inputs of the sizes of a trained network. A normaliser n starts above 1: sLSTM's step is not smooth at 0."""
+    """Return inputs with magnitudes as in a trained network. n starts above 1, because sLSTM is not smooth at n = 0."""
     generator = torch.Generator().manual_seed(seed)
 
     def randn(*shape: int) -> Tensor:
@@ -127,14 +127,14 @@ def random_inputs(
 
 
 def random_reset(B: int, T: int, seed: int = 0) -> Tensor:
-    """[B, T] mask of document starts, about one in four steps."""
+    """Return a mask [B, T] of document starts, at about every fourth step."""
     return torch.rand(B, T, generator=torch.Generator().manual_seed(seed)) < 0.25
 
 
 def plain_loop(
     Wx: Tensor, R: Tensor, b: Tensor, states: Tensor | None, function: Cell, reset: Tensor | None = None
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """As `all_states`: equations 1 and 2 of arXiv 2412.07752 written out, for autograd to differentiate."""
+    """Return the same as `all_states`, computed by equations 1 and 2 of arXiv 2412.07752 with autograd."""
     B, T, _, N, D = Wx.shape
     if states is None:
         states = Wx.new_zeros(len(function.states), B, N, D)
@@ -157,15 +157,15 @@ def plain_loop(
 
 
 def all_states(*inputs, **options) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """`flashrnn` with every state of every step."""
+    """Return the results of `flashrnn`, with every state of every step in one tensor."""
     return flashrnn(*inputs, return_states=True, **options)
 
 
 def results(run, inputs: Inputs, seed: int = 0, of_h: bool = False, **options) -> dict[str, Tensor]:
-    """Outputs of `run` (flashrnn, all_states, plain_loop) on `inputs`, and the gradients of a random mix of them.
+    """Return the outputs of `run` (flashrnn, all_states, plain_loop), and the gradients of a random mix of them.
 
-    `of_h`: of the first state alone. The other states of an sLSTM depend on its stabiliser m, whose gradient jumps
-    where the branches of a max meet; h, which is what a layer puts out, does not depend on m.
+    With `of_h`, use only the first state. The other states of an sLSTM depend on its stabiliser m, whose gradient
+    jumps where the branches of a max meet; h does not depend on m.
     """
     h, last, *every = run(*inputs, **options)
     others = every[0][1:] if every else ()
@@ -183,5 +183,5 @@ def results(run, inputs: Inputs, seed: int = 0, of_h: bool = False, **options) -
 
 
 def reference_results(inputs: Inputs, function: Cell, **options) -> dict[str, Tensor]:
-    """`results` in float64 of the values that `inputs` have in their own dtype."""
+    """Return `results` of the inputs' values, converted to float64."""
     return results(all_states, inputs.to(torch.float64), function=function, backend="vanilla", **options)

@@ -1,4 +1,4 @@
-"""Several processes that do the same at once."""
+"""Several processes that run the same function concurrently."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def in_processes(count: int, run: Callable[[], object]) -> list[int]:
-    """Run in so many forked processes at once; return how each ended."""
+    """Call `run` in `count` forked processes concurrently; return their exit statuses."""
     children = []
     for _ in range(count):
         child = os.fork()

@@ -1,4 +1,4 @@
-"""The one correctness suite: the cases that every backend is held to, wherever it runs."""
+"""The correctness suite: cases and checks for every backend."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,18 +51,18 @@ LAYOUT_CASES = [
     *(Case(cell, B=9, T=33, time_major=True) for cell in (LSTM, get_cell("gru"))),
     Case(B=9, T=33, D=33, time_major=True, reset=True),
 ]
-SPREAD_CASES = [Case(B=B, T=9, N=1, D=768) for B in (2, 23, 33)]  # over all clusters of a GPU
+SPREAD_CASES = [Case(B=B, T=9, N=1, D=768) for B in (2, 23, 33)]  # batches spread over all clusters of a GPU
 NORMALISED_CASES = [
     *(Case(cell, N=3, D=64) for cell in NORMALISED),
     *(Case(cell, 9, 33, D=33, reset=True) for cell in NORMALISED),
     *(Case(cell, B=B, T=T, N=1, D=D) for cell in LAYERNORM for B, T, D in ((1, 1, 1), (17, 2, 256), (3, 257, 20))),
 ]
-RESIDENT_NORMALISED_CASES = [  # even sizes off the tiles, over clusters and grids
+RESIDENT_NORMALISED_CASES = [  # even sizes that are no multiples of the tiles, on clusters and grids
     *(Case(cell, 9, 33, D=34, reset=True) for cell in NORMALISED),
     *(Case(cell, B=9, T=17, N=1, D=400, reset=True) for cell in NORMALISED if cell not in LAYERNORM),
     *(Case(cell, B=17, T=9, N=1, D=D) for cell in LAYERNORM for D in (256, 768, 1100)),
 ]
-HOISTED_CASES = [  # of as many steps as it takes
+HOISTED_CASES = [  # with enough steps for hoisting
     *(Case(cell, 9, 40, D=250, reset=True, time_major=True) for cell in HOISTED),
     *(Case(cell, B=17, T=33, N=1, D=D) for cell in HOISTED for D in (256, 768, 1100)),
 ]
@@ -80,7 +80,7 @@ ALL_CASES = [
 
 @contextmanager
 def allowing_tf32(allowed: bool = True) -> Iterator[None]:
-    """PyTorch allows TF32 for its products."""
+    """A context in which PyTorch allows TF32 for matrix products, or not."""
     products = torch.backends.cuda.matmul
     before, products.fp32_precision = products.fp32_precision, "tf32" if allowed else "ieee"
     try:
@@ -90,19 +90,19 @@ def allowing_tf32(allowed: bool = True) -> Iterator[None]:
 
 
 def tf32_on_the_processor(dtype: torch.dtype, device: torch.device) -> bool:
-    """As `tf32_allowed`, for kernels of GPUs that run on the processor."""
+    """Return `tf32_allowed` for a GPU, for tests that run kernels of GPUs on the processor."""
     return tf32_allowed(dtype, torch.device("cuda"))
 
 
 def problem(backend: str, case: Case, dtype: torch.dtype, device: torch.device) -> Problem:
-    """What the backend is asked to serve: the case with the padding of its heads."""
+    """Return the problem of a case, including the padding of its heads."""
     cell, _, _, N, D, reset, _ = case
     D += padding(backend, cell.key, N, D, dtype, device, training=True)
     return Problem(cell, N, D, dtype, device, training=True, reset=reset, tf32=tf32_allowed(dtype, device))
 
 
 def inputs_for(backend: str, case: Case, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Inputs:
-    """Random inputs, or a skip with the reason why the backend does not serve the case."""
+    """Return random inputs; skip the test with the reason if the backend does not support the case."""
     (chosen,) = (b for b in BACKENDS if b.name == backend)
     if reason := chosen.unsupported_reason(problem(backend, case, dtype, device)):
         pytest.skip(reason)
@@ -114,7 +114,7 @@ def inputs_for(backend: str, case: Case, dtype: torch.dtype, device: torch.devic
 
 
 def equal_units(cell: Cell, inputs: Inputs) -> Inputs:
-    """All units of a head have the same inputs, so that nothing varies over them."""
+    """Return inputs that are equal for all units of a head."""
     Wx, R, b, states = (x.detach() for x in inputs)
     same = Wx[..., :1], R[..., :1, :1], b[..., :1], states[..., :1]
     expanded = (one.expand_as(x) for one, x in zip(same, inputs, strict=True))
@@ -122,8 +122,10 @@ def equal_units(cell: Cell, inputs: Inputs) -> Inputs:
 
 
 def large_mean_of_c(cell: Cell, inputs: Inputs) -> Inputs:
-    """An LSTM's c starts near 1000 in all units and stays there: a rounding error of half types is as large as what
-    varies over units."""
+    """Return inputs for which an LSTM's c stays near 1000 in all units.
+
+    The rounding error of half types is then as large as the variation over units.
+    """
     Wx, R, b, states = (x.detach().clone() for x in inputs)
     b[cell.gates.index("f")] = 20
     states[1] += 1000
@@ -138,9 +140,9 @@ def check(
     run: Callable = all_states,
     change: Callable[[Cell, Inputs], Inputs] = lambda cell, inputs: inputs,
 ) -> None:
-    """Outputs, last states and every gradient of `run` against the float64 reference.
+    """Compare outputs, last states and all gradients of `run` with the float64 reference.
 
-    `change`: of the inputs, which are random.
+    The inputs are random, and modified by `change`.
     """
     inputs = change(case.cell, inputs_for(backend, case, dtype, torch.device(device)))
     options = {"function": case.cell, "of_h": case.cell.name == "slstm"}
@@ -152,7 +154,7 @@ def check(
 
 
 def check_tf32(backend: str, case: Case, device: str, run: Callable = flashrnn) -> None:
-    """As `check` in float32, where PyTorch allows TF32."""
+    """Do the same as `check` in float32 while PyTorch allows TF32."""
     options = {"function": case.cell, "of_h": case.cell.name == "slstm"}
     if case.reset:
         options["reset"] = random_reset(case.B, case.T).to(device)
@@ -165,13 +167,13 @@ def check_tf32(backend: str, case: Case, device: str, run: Callable = flashrnn) 
 
 
 def check_no_states(backend: str, case: Case, dtype: torch.dtype, device: str) -> None:
-    """Without initial states everything is as with zeros."""
+    """Check that results without initial states are those with initial states of zero."""
     inputs = inputs_for(backend, case, dtype, torch.device(device))
     inputs = inputs._replace(states=torch.zeros_like(inputs.states).requires_grad_())
 
     def without_states(Wx: Tensor, R: Tensor, b: Tensor, states: Tensor, **options) -> tuple[Tensor, Tensor]:
         h, last = flashrnn(Wx, R, b, **options)
-        return h, last + 0 * states  # which gives states a gradient
+        return h, last + 0 * states  # so that `states` has a gradient
 
     out, expected = (
         results(run, inputs, function=case.cell, backend=backend, of_h=case.cell.name == "slstm")
@@ -182,7 +184,7 @@ def check_no_states(backend: str, case: Case, dtype: torch.dtype, device: str) -
 
 
 def check_numbers_beyond_float16(backend: str, device: str) -> None:
-    """Gradients of an sLSTM where a gate, and the stabiliser m, are larger than the largest number of float16."""
+    """Check the gradients of an sLSTM with a gate and a stabiliser m beyond the range of float16."""
     cell = get_cell("slstm")
     inputs = random_inputs(cell, 3, 4, 1, 16, torch.float16)
     with torch.no_grad():

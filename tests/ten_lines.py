@@ -1,4 +1,4 @@
-"""The README's cell in an environment that has the wheel alone: forward and backward on the CPU."""
+"""The README's cell, forward and backward on the CPU, in an environment with only the wheel."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""What a user installs: sdist and wheel hold kernels and models and nothing else, and work with what they require."""
+"""The sdist and the wheel contain only kernels and models, and work with only their requirements."""
 
 import shutil
 import subprocess
@@ -73,7 +73,7 @@ def run(*command, **options):
 
 
 def build(kind, source, out):
-    """The sdist or the wheel of a source tree, by the backend that pyproject.toml names."""
+    """Build the sdist or the wheel of a source tree; return its path."""
     out.mkdir(exist_ok=True)
     backend = f"import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"
     run(sys.executable, "-c", backend, out, cwd=source)
@@ -83,7 +83,7 @@ def build(kind, source, out):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built from the unpacked sdist, that from a copy of the checkout."""
+    """Return the wheel, built from the unpacked sdist of a copy of the checkout."""
     folder = tmp_path_factory.mktemp("build")
     shutil.copytree(ROOT, folder / "checkout", ignore=shutil.ignore_patterns(*LEAVE_OUT))
     sdist = build("sdist", folder / "checkout", folder / "sdist")
@@ -93,7 +93,7 @@ def wheel(tmp_path_factory):
 
 
 def requirements(requires):
-    """Names of distributions that these requirements need, and that those need, without extras."""
+    """Return the names of all distributions that these requirements need directly or indirectly, without extras."""
     names, waiting = set(), list(requires)
     while waiting:
         requirement = Requirement(waiting.pop())
@@ -105,7 +105,7 @@ def requirements(requires):
 
 
 def link(names, packages):
-    """Put distributions of this environment into the site-packages of another."""
+    """Link distributions of this environment into the site-packages of another one."""
     for name in names:
         files = distribution(name).files
         for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
@@ -115,7 +115,7 @@ def link(names, packages):
 
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory):
-    """The interpreter of an environment with the wheel and what it requires, linked from this environment."""
+    """Return the interpreter of an environment with the wheel and its requirements."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -128,7 +128,7 @@ def python(wheel, tmp_path_factory):
     return interpreter
 
 
-def test_the_wheel_holds_kernels_and_models_alone(wheel):
+def test_wheel_contains_only_kernels_and_models(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     folders = {"flashrnn": "flashrnn", "models": "flashrnn_lm"}  # by their names in the wheel
@@ -137,28 +137,28 @@ def test_the_wheel_holds_kernels_and_models_alone(wheel):
     assert names == {"/".join((folders[folder], *rest)) for folder, *rest in parts}
 
 
-def test_a_layer_trains_with_what_the_wheel_requires_soon_after_torch_is_there(python, tmp_path):
-    """Seconds of processor time, which other programs do not lengthen; the second time, files are cached."""
+def test_layer_trains_and_import_is_fast_with_only_the_wheel(python, tmp_path):
+    """Measures processor time, which does not depend on other programs, in a second run with cached files."""
     imported = float(run(python, "-c", TRAIN, cwd=tmp_path, env={"FLASHRNN_CACHE": str(tmp_path)}))
     assert imported < 1.5 or float(run(python, "-c", IMPORT, cwd=tmp_path)) < 1.5
 
 
 @pytest.mark.slow
-def test_the_cell_of_ten_lines_runs_with_what_the_wheel_requires(python, tmp_path):
+def test_readme_cell_runs_with_only_the_wheel(python, tmp_path):
     program = Path(shutil.copy(ROOT / "tests" / "ten_lines.py", tmp_path))
     run(python, program, cwd=tmp_path, env={"FLASHRNN_CACHE": str(tmp_path)})
 
 
 @pytest.fixture(scope="module")
 def transformers_too(python):
-    """The interpreter, with transformers linked into its environment."""
+    """Return the interpreter after adding transformers to its environment."""
     (packages,) = python.parents[1].glob("lib/python*/site-packages")
     link(requirements(["transformers"]), packages)
     return python
 
 
 @pytest.mark.slow
-def test_an_exported_model_loads_with_the_wheel_and_transformers_alone(transformers_too, tmp_path):
+def test_exported_model_loads_with_only_the_wheel_and_transformers(transformers_too, tmp_path):
     torch.manual_seed(0)
     mixer = {"name": "RNNMixer", "function": "slstm", "num_heads": 2}
     model = FlashRNNForCausalLM(FlashRNNConfig(vocab_size=300, d_model=16, num_blocks=2, mixer=mixer)).eval()

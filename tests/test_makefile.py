@@ -1,4 +1,4 @@
-"""Cleaning up keeps what took hours to make."""
+"""Targets of the Makefile that delete files."""
 
 import shutil
 import subprocess
@@ -27,5 +27,5 @@ def test_clean_keeps_runs_and_corpora(clone):
 
 
 @pytest.mark.parametrize(("answer", "kept"), [("y\n", set()), ("n\n", MADE), ("\n", MADE)])
-def test_distclean_asks(clone, answer, kept):
+def test_distclean_deletes_runs_only_after_confirmation(clone, answer, kept):
     assert make("distclean", clone, answer) == kept

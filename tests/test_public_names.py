@@ -1,4 +1,4 @@
-"""What builds on the kernel package uses nothing but what docs/api.md documents, as any user would."""
+"""Other packages of this project use only those names of flashrnn that docs/api.md documents."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importl
 
 
 def private(source):
-    """Names of `flashrnn` that the code imports, or reads as flashrnn.op.recurrence, and the page does not have."""
+    """Return the names of `flashrnn` that a source imports or reads as attributes, and that are not documented."""
     imported, read = set(), set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -31,23 +31,23 @@ def private(source):
 
 
 @pytest.mark.parametrize("package", [name for name in PACKAGES if name != "flashrnn"])
-def test_no_private_name_is_used(package):
+def test_package_uses_only_documented_names(package):
     files = sorted((ROOT / package).rglob("*.py"))
     assert files
     for file in files:
-        assert not private(file.read_text()), f"{file.relative_to(ROOT)}: document them in docs/api.md, or do without"
+        assert not private(file.read_text()), f"{file.relative_to(ROOT)} uses names that docs/api.md does not document"
 
 
-def test_private_names_are_found_however_they_are_written():
+def test_private_names_are_found_in_all_forms_of_import():
     assert private("from flashrnn import Cell, flashrnn\nimport flashrnn\nflashrnn.get_cell") == []
     assert private("from flashrnn.gpu import Gpu\nimport flashrnn.gpu") == []
     assert private("from flashrnn.op import recurrence") == ["flashrnn.op.recurrence"]
-    assert private("from flashrnn import gpu") == ["flashrnn.gpu"]  # of which any name could be read then
+    assert private("from flashrnn import gpu") == ["flashrnn.gpu"]  # any name could be read from the module
     assert private("from flashrnn import op, cells") == ["flashrnn.cells", "flashrnn.op"]
     assert private("from flashrnn.gpu import cache") == ["flashrnn.gpu.cache"]
     assert private("import flashrnn.op") == ["flashrnn.op"]
     assert private("import flashrnn\nflashrnn.op.recurrence()") == ["flashrnn.op", "flashrnn.op.recurrence"]
 
 
-def test_what_the_package_exports_is_documented():
+def test_exported_names_are_documented():
     assert {f"flashrnn.{name}" for name in flashrnn.__all__} <= PUBLIC

@@ -1,4 +1,4 @@
-"""Whatever the code imports, its requirements name: what comes with something else may go with it."""
+"""All imported distributions are in the requirements, even if other requirements install them too."""
 
 import ast
 import sys
@@ -19,10 +19,10 @@ EXTRAS = {
     "docs": ("train", "docs"),
 }
 NOT_REQUIRED = {
-    "triton",  # comes with PyTorch wherever there is a GPU that it serves
-    "fla",  # of the extra fla, whose distribution, flash-linear-attention, has another name
-    "flashrnn_lm",  # models/ by its name in the wheel
-    "lm_eval",  # scripts/lm_eval.py says how to get it
+    "triton",  # comes with PyTorch for GPUs
+    "fla",  # the optional extra fla; its distribution is flash-linear-attention
+    "flashrnn_lm",  # the name of models/ in the wheel
+    "lm_eval",  # scripts/lm_eval.py says how to install it
 }
 
 
@@ -30,7 +30,7 @@ DISTRIBUTIONS = packages_distributions()
 
 
 def imported(package):
-    """Top-level names that are imported anywhere in a package, with one file that does so."""
+    """Return the top-level names that a package imports, each with a file that imports it."""
     names = {}
     for file in sorted((ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -42,7 +42,7 @@ def imported(package):
 
 
 def required(extras):
-    """Names of the distributions that the project and these extras of it ask for."""
+    """Return the names of the distributions that the project with these extras requires."""
     names = set()
     for line in [*PROJECT["dependencies"], *(line for e in extras for line in PROJECT["optional-dependencies"][e])]:
         requirement = Requirement(line)
@@ -58,5 +58,5 @@ def test_imports_are_required(package):
     for name in found.keys() - NOT_REQUIRED:
         of_name = {canonicalize_name(distribution) for distribution in DISTRIBUTIONS.get(name, [name])}
         assert of_name & required(EXTRAS[package]), (
-            f"{found[name]} imports {name}: which extra of pyproject.toml has it?"
+            f"{found[name]} imports {name}, which is not in pyproject.toml's requirements for {package}"
         )

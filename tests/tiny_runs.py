@@ -1,4 +1,4 @@
-"""The smallest runs of scripts.train, within the test's own process and in others, and what they leave."""
+"""Tiny runs of scripts.train, in the process of the test or in others, and their results."""
 
 import csv
 import os
@@ -46,8 +46,11 @@ SHORT = [
 
 
 def config(*overrides, name="train"):
-    """The config that a command composes. Hydra takes 0.1 s, so it composes groups and new keys alone, once each
-    selection, and keys that are there get their values in a copy."""
+    """Return the config of a command with these overrides.
+
+    Hydra takes 0.1 s. It therefore composes each selection of groups and new keys only once, and the values of existing
+    keys are set in a copy.
+    """
     values = [one for one in overrides if _is_value(one)]
     return with_values(_composed(tuple(one for one in overrides if one not in values), name), values)
 
@@ -61,7 +64,10 @@ _composed = cache(composed)
 
 
 def configs_in(folder):
-    """configs_in(folder)("parity", "model=gru", run="a"): the config of a tiny run in folder/outputs/parity/a."""
+    """Return a function that builds configs of tiny runs in a folder.
+
+    `build("parity", "model=gru", run="a")` returns the config of a run in folder/outputs/parity/a.
+    """
     texts = folder / "texts"
     texts.mkdir()
     for number in range(40):
@@ -76,23 +82,23 @@ def configs_in(folder):
 
 
 def environment():
-    """Of a command, such that it runs on one thread."""
+    """Return the environment of a command that runs on one thread."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
 def run(module, *arguments, folder):
-    """A command in a process of its own, as a user gives it."""
+    """Run a command in its own process, as a user does."""
     return fresh.run([module, *arguments], folder, environment())
 
 
 def run_anew(module, *arguments, folder):
-    """As `run`, by an interpreter that has imported nothing."""
+    """Do the same as `run` in a new interpreter, which has not imported anything."""
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120)
 
 
 def evaluate(ckpt, *overrides):
-    """What scripts.evaluate does with ckpt=... and these overrides."""
+    """Return the result of scripts.evaluate with ckpt=... and these overrides."""
     return evaluation.evaluate(str(ckpt), OmegaConf.from_dotlist(list(overrides)))
 
 

@@ -1,4 +1,4 @@
-"""How far a result may be from its float64 reference: the one rule, for every backend and dtype."""
+"""The tolerance of results against their float64 reference, for every backend and dtype."""
 
 from collections.abc import Mapping
 
@@ -15,13 +15,13 @@ def assert_close(
     peers: Mapping[str, Tensor] | None = None,
     tf32: bool = False,
 ) -> None:
-    """Every result is as near to its reference as computing in `dtype` allows.
+    """Check that the relative errors of all results are within the bounds of `dtype`.
 
-    `peers` are results of the reference in `dtype` itself. Where a gradient is not continuous (the branches of a max),
-    rounding alone costs more than the bound. The peer rounds h, a kernel rounds R h as well and has approximate
-    functions: three errors of the same size, so it may be off by three times as much as its peer.
+    `peers` are results of the reference backend in `dtype`. At discontinuities of a gradient (branches of a max), even
+    rounding errors exceed the bound. The peer only rounds h; a kernel also rounds R h and uses approximate functions.
+    These are three errors of the same size, so its error may be three times that of the peer.
 
-    `tf32`: of float32 results where PyTorch allows TF32. The gradient of R is a product of PyTorch's, in TF32 itself.
+    `tf32` means that PyTorch allows TF32. The gradient of R is then a TF32 product of PyTorch.
     """
     assert results.keys() == references.keys()
     for name, out in results.items():

@@ -14,7 +14,7 @@ from benchmarks.cases import HIDDEN, TRAINING, Case, Job
 from benchmarks.markdown import Table, filled, markdown
 from benchmarks.ours import NAME as OURS
 from benchmarks.results import by_job, case_of, milliseconds
-from benchmarks.table import FLASHRNN, times
+from benchmarks.table import times
 from reproduction.accuracy import finished, mean_extrapolated
 from reproduction.language_model import ours
 from reproduction.result import paper
@@ -29,7 +29,7 @@ STEPS = H200 / "language_model.json"
 TRAINED = H200 / "loss_curves.json"
 GENERATION = H200 / "generation.json"
 
-_CUDNN = "cudnn_fp16"
+_FLASHRNN, _CUDNN = "flashrnn_1.0.8", "cudnn_fp16"
 _LLAMA = "Llama of transformers"
 _HEADS = Case("lstm", 12, 64, 16)
 _ONE_HEAD = Case("lstm", 1, HIDDEN, 16)
@@ -62,7 +62,7 @@ def results() -> Table:
     tracked = finished(_read(STATE_TRACKING)["runs"])
     table.append(_solved_tasks(tracked))
     jobs = by_job(_read(KERNELS)["rows"])
-    for case, peer, name in ((_HEADS, FLASHRNN, "FlashRNN 1.0.8"), (_ONE_HEAD, _CUDNN, "nn.LSTM, float16")):
+    for case, peer, name in ((_HEADS, _FLASHRNN, "FlashRNN 1.0.8"), (_ONE_HEAD, _CUDNN, "nn.LSTM, float16")):
         rows = jobs[Job(case, TRAINING)]
         mine, others = milliseconds(rows[OURS]), milliseconds(rows[peer])
         what = f"LSTM, {case.N} head{'s' * (case.N > 1)} of {case.D}, batch {case.B}"

@@ -1,1 +1,1 @@
-"""The fused CPU kernel: the whole time loop of a head and some sequences, compiled by numba."""
+"""The fused CPU kernel: the whole time loop of one head and a tile of sequences, compiled by numba."""

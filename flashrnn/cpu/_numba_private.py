@@ -1,8 +1,8 @@
-"""All private interfaces of numba that this package uses: passes that compile a kernel in half of the time.
+"""All private interfaces of numba that this package uses: compiler passes that take half the time of numba's own.
 
-numba optimizes every function, and makes machine code of it, before the functions that call it. Here a function is
-linked into its callers as it is, and a kernel is optimized once, with all that it calls. Without these interfaces
-kernels/header.py takes numba's own passes, which give the same results.
+numba optimizes each function and generates its machine code before it compiles the callers. These passes link a
+function into its callers without optimization and optimize a kernel once, together with everything that it calls.
+Without these interfaces, kernels/header.py uses numba's own passes, with the same results.
 """
 
 from numba import _dynfunc
@@ -13,10 +13,10 @@ from numba.core.compiler_machinery import PassManager, register_pass
 
 
 class _Library(JITCodeLibrary):
-    """The code of a function, without machine code of its own."""
+    """The LLVM module of a function, for which no machine code is generated."""
 
     def _optimize_functions(self, ll_module) -> None:
-        """Optimize nothing, but name the layout of data."""
+        """Set the data layout only."""
         ll_module.data_layout = self._codegen._data_layout
 
     def finalize(self) -> None:
@@ -35,14 +35,14 @@ class _FunctionLowering(typed_passes.NativeLowering):
         super().run_pass(state)
         made, library = state.cr, state.library
         names = made.fndesc.lookup_module(), made.fndesc.qualname, ""
-        function = _dynfunc.make_function(*names, 0, made.env, (library,))  # which Python never calls
+        function = _dynfunc.make_function(*names, 0, made.env, (library,))  # never called from Python
         state.targetctx.insert_user_function(function, made.fndesc, [library])
         state.cr = made._replace(cfunc=function)
         return True
 
 
 class Kernel(CompilerBase):
-    """The passes that the language of kernels/ needs, of about thirty."""
+    """The compiler of kernels. Of numba's about thirty passes, it runs those that the code in kernels/ needs."""
 
     lowering = typed_passes.NativeLowering
 
@@ -66,6 +66,6 @@ class Kernel(CompilerBase):
 
 
 class Function(Kernel):
-    """The passes for a function that kernels call."""
+    """The compiler of functions that kernels call."""
 
     lowering = _FunctionLowering

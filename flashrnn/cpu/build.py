@@ -1,8 +1,8 @@
-"""Prints the kernels' parts into the cache folder and compiles them with numba, which stores its code next to them.
+"""Builds the CPU kernels: prints their parts into the cache folder, where numba also stores the compiled code.
 
-A kernel has three parts that are compiled apart: the time loop (for a dtype), the product (for a dtype and a width of
-matrices) and the cell's step (for a dtype; for a head size too if it reduces over units). So a new cell, or a new head
-size, compiles little.
+A kernel consists of three parts that are compiled separately, so that a new cell or a new head size compiles little:
+the time loop (one per dtype), the matrix product (one per dtype and matrix width) and the step of the cell (one per
+dtype; if it reduces over units, also one per head size).
 """
 
 import hashlib
@@ -27,20 +27,20 @@ from flashrnn.forking import lock_that_forks_wait_for
 from flashrnn.problem import dtype_name, making_kernels, state_dtype
 
 _KERNELS = Path(__file__).parent / "kernels"
-_ELEMENTS = 2048  # of a gate that are worked on at a time: all gates and states fit the second cache
-_CHUNK = 8192  # of a gate in steps whose products with a weight of the layer are one
-_LARGE = 384  # head size; matrices of larger heads come from the third cache, and their product is that by rows
-_ELEMENTS_OF_LARGE = 16384  # as many as the second cache holds: every row more is one that the matrices are read for
+_ELEMENTS = 2048  # elements per gate in a tile: all gates and states then fit the L2 cache
+_CHUNK = 8192  # elements per gate in a chunk of steps, which share one product with a weight of the layer
+_LARGE = 384  # head size; larger heads read their matrices from the L3 cache and multiply by kernels/rows.py
+_ELEMENTS_OF_LARGE = 16384  # as many as the L2 cache holds: the more rows, the less often the matrices are read
 
 
 class Tile(NamedTuple):
-    """The part of a gate or state that a thread computes at a time, in its workspace (kernels/loop.py)."""
+    """The tile of a gate or state in the workspace of a thread (kernels/loop.py)."""
 
-    width: int  # columns: units of a head, and padding
+    width: int  # columns: the units of a head, and padding
     rows: int  # sequences
-    chunk: int  # rows of the workspace: steps of sequences
-    stride: int  # numbers from one gate to the next
-    row: int  # numbers from one row of a matrix to the next
+    chunk: int  # rows in the workspace: steps times sequences
+    stride: int  # elements from one gate to the next
+    row: int  # elements from one row of a matrix to the next
 
 
 def is_large(head_dim: int) -> bool:
@@ -49,7 +49,7 @@ def is_large(head_dim: int) -> bool:
 
 @cache
 def tile(head_dim: int) -> Tile:
-    """Return the tile for a head size: whole vectors wide, of few different widths, because each is compiled."""
+    """Return the tile for a head size. There are few different widths, because each width is compiled."""
     width = whole_vectors(head_dim)
     if is_large(head_dim):
         width = head_dim + -head_dim % 16
@@ -57,12 +57,12 @@ def tile(head_dim: int) -> Tile:
         return Tile(width, rows, rows, max(_ELEMENTS_OF_LARGE, rows * width) + 16, width)
     rows = max(16, _ELEMENTS // width) if width <= 192 else 32
     chunk = max(64, _CHUNK // width)
-    row = width + 16 if width % 256 == 0 else width  # 16: rows, and gates, do not compete for the same lines
+    row = width + 16 if width % 256 == 0 else width  # 16: so that rows do not map to the same cache sets; gates too
     return Tile(width, rows, chunk, max(_CHUNK, chunk * width) + 16, row)
 
 
 def whole_vectors(columns: int) -> int:
-    """Return the width for so many columns: whole vectors, an eighth of padding at most beyond the first ones."""
+    """Return the number of columns, rounded up to whole vectors; from 64 columns on, by less than a quarter."""
     unit = 16
     while columns > 8 * unit:
         unit *= 2
@@ -73,19 +73,19 @@ class Part(NamedTuple):
     """A compiled C function."""
 
     address: int
-    module: ModuleType  # keeps it alive
+    module: ModuleType  # keeps the function alive
 
 
 class Step(NamedTuple):
     """A cell's compiled step."""
 
     part: Part
-    scratch: int  # numbers that it needs in the workspace, after the states or their gradients
+    scratch: int  # elements that it needs in the workspace, after the states or their gradients
 
 
 @cache
 def time_loop(direction: str, dtype: torch.dtype) -> Part:
-    """Return the function of kernels/tasks.py for kernels/`direction`.py."""
+    """Return the function of kernels/tasks.py that runs the time loop of kernels/`direction`.py."""
     return _compiled(direction, dtype, ("loop",), *map(_template, (direction, "tasks")))
 
 
@@ -100,20 +100,20 @@ def matrix_product(width: int, dtype: torch.dtype) -> Part:
 
 @cache
 def row_product_of(dtype: torch.dtype) -> Part:
-    """Return the function of kernels/rows.py, for matrices of any width."""
+    """Return the function of kernels/rows.py, which multiplies by matrices of any width."""
     with _making():
         names = f"LANES, DOTS = {_lanes(dtype)}, {registers.tiles().dots}"
         return _compiled("rows", dtype, (), names, _template("rows"))
 
 
 def _lanes(dtype: torch.dtype) -> int:
-    """Return how many numbers a vector register holds."""
+    """Return the number of elements in a vector register."""
     return registers.registers().bytes // dtype.itemsize
 
 
 @cache
 def cell_step(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype) -> Step:
-    """Return the cell's step, or its gradient (see `cell_loop`), in the state dtype of `dtype`, the dtype of h."""
+    """Return the cell's step or its gradient (see `cell_loop`), in the state dtype that belongs to h's `dtype`."""
     sizes, real = tile(head_dim), state_dtype(dtype)
     mathematics = "any_float", dtype_name(real)
     stride = f"STRIDE = {sizes.stride}"
@@ -126,25 +126,28 @@ def cell_step(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype) -> 
     return Step(part, rows.slots * sizes.width)
 
 
-# Two threads cannot import numba.types at once, and need not compile a part twice.
+# Importing numba.types is not thread-safe, and the lock also keeps threads from compiling the same part twice.
 _COMPILING = lock_that_forks_wait_for()
 
 
 @contextmanager
 def _making() -> Iterator[None]:
-    """Let one thread at a time import numba and make kernels, in which errors are KernelUnavailable."""
+    """Let one thread at a time import numba and compile; errors become KernelUnavailable."""
     with making_kernels("numba cannot compile the kernels for the CPU"), _COMPILING:
         yield
 
 
 def _compiled(name: str, dtype: torch.dtype, shared: tuple[str, ...], *parts: str) -> Part:
-    """Return the C function `kernel` of the module that consists of `parts`; raise KernelUnavailable.
+    """Return the C function `kernel` of the module that consists of `parts`.
 
     Args:
-        name: part of the file's name.
-        dtype: of the numbers.
-        shared: names of templates with functions that several kernels call.
-        parts: Python's text.
+        name: part of the name of the module's file.
+        dtype: the dtype of the elements.
+        shared: names of the templates with functions that several kernels call.
+        parts: Python source code.
+
+    Raises:
+        KernelUnavailable: numba cannot compile it.
     """
     with _making():
         return _compiled_once(name, dtype, shared, *parts)
@@ -152,7 +155,7 @@ def _compiled(name: str, dtype: torch.dtype, shared: tuple[str, ...], *parts: st
 
 @cache
 def _shared(dtype: torch.dtype, *templates: str) -> ModuleType:
-    """Return a module of functions that kernels import, so that a process compiles them once."""
+    """Return a module of functions that kernels import, so that a process compiles them only once."""
     names = f"from numba import {dtype_name(dtype)} as real\nfrom numpy import {dtype_name(dtype)} as F"
     text = "\n\n".join((names, *map(_template, ("header", *templates)))) + "\n"
     name = f"flashrnn_cpu_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
@@ -169,9 +172,9 @@ def _compiled_once(name: str, dtype: torch.dtype, shared: tuple[str, ...], *part
     path = cache_folder() / f"cpu-{name}-{key}.py"
     if not path.exists():
         store({path: text.encode()})
-    module = sys.modules[path.stem] = ModuleType(path.stem)  # where numba's kept code looks for it
+    module = sys.modules[path.stem] = ModuleType(path.stem)  # numba's stored code imports the module by this name
     module.CACHE = path.exists() and os.access(path.parent, os.W_OK)
-    with nullcontext() if _stored(path) else one_at_a_time(path.with_suffix(".lock")):  # others wait for the first
+    with nullcontext() if _stored(path) else one_at_a_time(path.with_suffix(".lock")):  # one process compiles
         _execute(compile(text, str(path), "exec"), module, path)
     return Part(module.kernel.address, module)
 
@@ -182,10 +185,10 @@ def _stored(path: Path) -> list[Path]:
 
 
 def _execute(code: CodeType, module: ModuleType, path: Path) -> None:
-    """Run the module's code, which numba compiles, or loads if it has stored it.
+    """Run the module's code; numba loads the functions that it has stored and compiles the others.
 
-    Stored code that cannot be read is deleted. Where none can be written, as on a full disk, this process compiles for
-    itself.
+    Stored code that cannot be read is deleted. If compiled code cannot be written, as on a full disk, only this process
+    uses it.
     """
     try:
         exec(code, module.__dict__)

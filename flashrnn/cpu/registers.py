@@ -1,28 +1,28 @@
-"""The tiles of the matrix products: as many sums as the vector registers of this processor hold."""
+"""Tile sizes of the matrix products, chosen so that all sums stay in the vector registers of this processor."""
 
 from functools import cache
 from typing import NamedTuple
 
 
 class Registers(NamedTuple):
-    """Vector registers of a processor."""
+    """The vector registers of a processor."""
 
-    bytes: int  # of one
+    bytes: int  # per register
     number: int
 
 
 class Tiles(NamedTuple):
-    """Rows and columns of tiles whose sums leave registers for what is multiplied."""
+    """Rows and columns of tiles; their sums leave enough registers for the operands."""
 
-    many: tuple[int, int]  # of kernels/product.py, where columns are vectors
-    few: tuple[int, int]  # the same for the rows that are left
-    dots: tuple[int, int]  # of kernels/rows.py, where columns are rows of the matrix
+    many: tuple[int, int]  # in kernels/product.py: rows, and columns in vectors
+    few: tuple[int, int]  # the same for the remaining rows
+    dots: tuple[int, int]  # in kernels/rows.py: rows of the operand, and rows of the matrix
 
 
 @cache
 def registers() -> Registers:
-    """Return those of the processor that this runs on."""
-    from llvmlite.binding import get_host_cpu_features  # numba's, which may be missing
+    """Return the vector registers of this processor."""
+    from llvmlite.binding import get_host_cpu_features  # llvmlite comes with numba, which may be missing
 
     has = get_host_cpu_features()
     if has.get("avx512f"):
@@ -31,7 +31,7 @@ def registers() -> Registers:
 
 
 def tiles() -> Tiles:
-    """Return the fastest tiles that were measured for so many registers."""
+    """Return the tiles that were measured to be the fastest for this number of registers."""
     if registers().number == 32:
         return Tiles((8, 3), (4, 4), (4, 4))
     return Tiles((6, 2), (4, 3), (4, 3))

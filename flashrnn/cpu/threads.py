@@ -1,7 +1,7 @@
-"""Runs a compiled function on as many threads as PyTorch would use: on PyTorch's own, where they can be had.
+"""Runs a compiled function on as many threads as PyTorch uses; if possible, on PyTorch's own OpenMP threads.
 
-The threads of PyTorch's OpenMP spin for a while after each of its operations, so that they begin the next one at once;
-other threads would have to wait for their cores.
+After each operation, OpenMP threads spin for a while so that they can start the next one at once. Other threads would
+compete with them for the cores.
 """
 
 from array import array
@@ -20,10 +20,10 @@ _Function = CFUNCTYPE(None, c_void_p)
 
 
 class Data(NamedTuple):
-    """What a function is given: the address of `words`."""
+    """The argument of a function, which receives the address of `words`."""
 
-    words: array  # of 64-bit integers
-    others: Any  # whose addresses are among the words: they live as long as a thread may use them
+    words: array  # 64-bit integers
+    others: Any  # objects whose addresses are among the words, kept alive as long as a thread may use them
 
     @property
     def address(self) -> int:
@@ -31,16 +31,16 @@ class Data(NamedTuple):
 
 
 def run(function: int, data: Data, threads: int) -> None:
-    """Call the C function at address `function` in so many threads at once, of which the caller's is one.
+    """Call the C function at address `function` concurrently in the calling thread and others.
 
-    There are never more than torch.get_num_threads(), and may always be as many, unless `threads` is one.
-
-    The function must not use Python. Called from within a parallel region, it has the caller's thread alone.
+    With `threads` = 1, only the calling thread runs it. Otherwise at most torch.get_num_threads() threads do, which may
+    be more than `threads`. Within a parallel region, it may be only the calling thread. The function must not use
+    Python.
     """
     if threads == 1:
         _function_at(function)(data.address)
     elif _openmp is not None:
-        _openmp(function, data.address, torch.get_num_threads(), 0)  # all of them: to change their number takes long
+        _openmp(function, data.address, torch.get_num_threads(), 0)  # changing the number of threads is slow
     else:
         _run_in_pool(_function_at(function), data, min(threads, torch.get_num_threads()))
 
@@ -52,7 +52,7 @@ def _run_in_pool(function: Callable[[int], None], data: Data, threads: int) -> N
     futures = [_pool(threads).submit(lambda: function(data.address)) for _ in range(threads - 1)]
     function(data.address)
     for future in futures:
-        if not future.cancel():  # it has not begun, so there is nothing left for it
+        if not future.cancel():  # a call that has not started has no work left
             future.result()
 
 
@@ -65,7 +65,7 @@ _openmp = openmp_parallel()
 
 
 def _after_fork() -> None:
-    """Threads do not survive a fork, and libgomp would wait for them."""
+    """Forget all threads: they do not survive a fork, and libgomp would wait for them."""
     global _openmp
     _openmp = None
     _pool.cache_clear()

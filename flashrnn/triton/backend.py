@@ -14,11 +14,11 @@ from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States,
 from flashrnn.products import previous_h, recurrent_only, weight_gradient
 from flashrnn.residual import GateFormat, Residual, empty_gates
 
-HEAD_DIM = 128  # larger heads have never been compiled
+HEAD_DIM = 128  # the largest head size that has been tested
 
 
 class TritonFused:
-    """Backend `triton_fused`. It computes in float32, with matrix products of operands in the dtype of Wx.
+    """Backend `triton_fused`. It computes in float32, and its matrix products have operands in the dtype of Wx.
 
     Products in float32 are IEEE products without tensor cores.
     """
@@ -64,7 +64,7 @@ class TritonFused:
 
 
 def _interpreted() -> bool:
-    """Return whether Triton interprets kernels, if possible without importing it."""
+    """Return whether Triton interprets kernels; does not import Triton if it is not necessary."""
     if "triton" not in sys.modules and "TRITON_INTERPRET" not in os.environ:
         return False
     import triton
@@ -76,7 +76,7 @@ def _device_reason(problem: Problem) -> str | None:
     device = problem.device
     if _interpreted():
         if device.type != "cpu":
-            return "under TRITON_INTERPRET=1 it runs on the CPU alone"
+            return "under TRITON_INTERPRET=1 it runs on the CPU only"
         wrong = problem.dtype == torch.bfloat16
         return "Triton's interpreter computes bfloat16 wrongly; use float16 or float32" if wrong else None
     if device.type == "cpu":
@@ -98,7 +98,7 @@ def _size_reason(problem: Problem) -> str | None:
         needed = len(cell.recurrent_gates) * size**2 * problem.dtype.itemsize
         return (
             f"the recurrent matrices of a head take {needed // 1024} KiB (head size {problem.head_dim}, padded to "
-            f"{size}, {problem.dtype}), and the {space // 1024} KiB of a multiprocessor must hold them and a step"
+            f"{size}, {problem.dtype}), but a multiprocessor has {space // 1024} KiB for them and the data of a step"
         )
     return None
 

@@ -1,6 +1,6 @@
-"""The time loops, of one head and a tile of sequences per program, R on the chip.
+"""The time loops. A program computes one head of a tile of sequences, with R on the chip.
 
-A row is one step of one sequence, [N, D] in memory; sequence n and step t have row n * row_b + t * row_t.
+A row is one step of one sequence, [N, D] in memory. Step t of sequence n is row n * row_b + t * row_t.
 """
 
 from typing import NamedTuple
@@ -8,38 +8,38 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-SIZES = ("B", "T", "row_b", "row_t")  # not compiled into a kernel
+SIZES = ("B", "T", "row_b", "row_t")  # arguments that kernels are not specialized for
 
 
 class Constants(NamedTuple):
-    """What a kernel is compiled for, besides the cell's printed functions."""
+    """The compile-time constants of a kernel, besides the cell's printed functions."""
 
-    INPUT_OF: tuple[int, ...]  # every gate's place among the gates with an input, -1 if it is not among them
+    INPUT_OF: tuple[int, ...]  # the index of every gate among the gates with an input, or -1
     RECURRENT_OF: tuple[int, ...]  # the same among the gates with a recurrent part
-    RECURRENT_ONLY_OF: tuple[int, ...]  # the same among the gates with a recurrent part alone
+    RECURRENT_ONLY_OF: tuple[int, ...]  # the same among the recurrent-only gates
     GATES: int
     GI: int
     GR: int
-    GU: int  # gates with a recurrent part alone
+    GU: int  # recurrent-only gates
     STATES: int
     N: int
     D: int
     P: int  # head size, padded to a power of two
     ROW: int  # N * D
-    SEQS: int  # sequences of a program
-    PREFETCH: int  # steps that are loaded or computed at once
+    SEQS: int  # sequences per program
+    PREFETCH: int  # stages of the software pipeline: steps that are loaded or computed at once
 
 
 class Tile(NamedTuple):
-    """A program's head and its sequences."""
+    """The head and the sequences of a program."""
 
-    first: tl.tensor  # of the head's units in a row
-    unit: tl.tensor  # [1, P] in the head
-    place: tl.tensor  # [1, P] of the units in a row
-    is_unit: tl.tensor  # [1, P]; the others pad the head
-    sequence: tl.tensor  # [SEQS, 1] int64
-    row: tl.tensor  # [SEQS, 1] int64, of the sequence's step 0
-    valid: tl.tensor  # [SEQS, P]: there are such a sequence and such a unit
+    first: tl.tensor  # offset of the head in a row
+    unit: tl.tensor  # [1, P], index in the head
+    place: tl.tensor  # [1, P], offset of the unit in a row
+    is_unit: tl.tensor  # [1, P], False for padding
+    sequence: tl.tensor  # [SEQS, 1] int64, index in the batch
+    row: tl.tensor  # [SEQS, 1] int64, row of step 0
+    valid: tl.tensor  # [SEQS, P], whether sequence and unit exist
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -99,7 +99,7 @@ def backward(
     d_aux,  # as aux, but float32, or None
     d_last,  # as initial, or None
     d_x,  # out: [rows, GI, N, D]
-    d_u,  # out: [rows, GU, N, D], of the gates with a recurrent part alone
+    d_u,  # out: [rows, GU, N, D], of the recurrent-only gates
     d_bias,  # out: [B, GATES, N, D] float32
     d_initial,  # out: as initial
     B,
@@ -151,7 +151,7 @@ def tile_of_program(B, row_b, C: tl.constexpr) -> Tile:
 
 @triton.jit
 def in_rows(x, tile, step, k, COUNT: tl.constexpr, C: tl.constexpr):
-    """Pointers [SEQS, P] into x [rows, COUNT, N, D]: the tile's number k at a step."""
+    """Return pointers [SEQS, P] into x [rows, COUNT, N, D]: index k of the tile's rows at a step."""
     return x + tile.row * (COUNT * C.ROW) + tile.place + (step * COUNT + k) * C.ROW
 
 
@@ -163,7 +163,7 @@ def in_states(tile, i, B, C: tl.constexpr):
 
 @triton.jit
 def load_matrices(R, row, column, mask, C: tl.constexpr):
-    """Load the head's recurrent matrices [P, P]; `row` counts units of all heads, `column` those before the step."""
+    """Load the head's recurrent matrices [P, P]; `row` indexes the units of all heads, `column` the previous units."""
     matrices = ()
     for j in tl.static_range(C.GR):
         matrices += (tl.load(R + (j * C.ROW + row) * C.D + column, mask=mask, other=0.0),)
@@ -172,17 +172,17 @@ def load_matrices(R, row, column, mask, C: tl.constexpr):
 
 @triton.jit
 def zeros_of_product(matrix, C: tl.constexpr):
-    """Return zeros [SEQS, P] in the layout that products come in.
+    """Return zeros [SEQS, P] in the register layout of products.
 
-    With them in states and gradients the compiler computes the whole step in that layout, rather than factors in the
-    layout of loads, from which it would move them.
+    States and gradients start from them, so that the compiler computes the whole step in this layout. Otherwise it
+    computes the factors in the layout of loads and then converts them.
     """
     return tl.dot(tl.full((C.SEQS, C.P), 0.0, matrix.dtype), matrix, input_precision="ieee")
 
 
 @triton.jit
 def load_biases(bias, tile, C: tl.constexpr):
-    """Load the biases [1, P] of every gate."""
+    """Load the bias [1, P] of every gate."""
     biases = ()
     for j in tl.static_range(C.GATES):
         biases += (tl.load(bias + j * C.ROW + tile.place, mask=tile.is_unit, other=0.0),)
@@ -191,7 +191,7 @@ def load_biases(bias, tile, C: tl.constexpr):
 
 @triton.jit
 def store_biases(to, biases, tile, C: tl.constexpr):
-    """Store the gradients of the biases [SEQS, P] of every gate to [B, GATES, N, D]."""
+    """Store the gradient of every gate's bias [SEQS, P] to [B, GATES, N, D]."""
     for j in tl.static_range(C.GATES):
         place = (tile.sequence * C.GATES + j) * C.ROW + tile.place
         tl.store(to + place, biases[j], mask=tile.valid)
@@ -199,8 +199,10 @@ def store_biases(to, biases, tile, C: tl.constexpr):
 
 @triton.jit
 def load_starts(reset, tile, t, is_step, B, T):
-    """Load from [B, T] whether each sequence [SEQS, 1] begins anew at step t; no if that is no step. None without
-    `reset`."""
+    """Load whether each sequence is reset at step t, [SEQS, 1] of `reset` [B, T]; return None without `reset`.
+
+    If `is_step` is False, there is no step t, and no reset.
+    """
     starts = None
     if reset is not None:
         starts = tl.load(reset + tile.sequence * T + t, mask=(tile.sequence < B) & is_step, other=0)
@@ -225,7 +227,7 @@ def store_states(to, states, B, tile, C: tl.constexpr):
 
 @triton.jit
 def zero_at(starts, blocks):
-    """Return the blocks with zeros where a document starts (None: none does)."""
+    """Return the blocks with zeros where sequences are reset; `starts` is None if there are no resets."""
     cleared = ()
     for i in tl.static_range(len(blocks)):
         cleared += (blocks[i] if starts is None else tl.where(starts == 0, blocks[i], 0.0),)
@@ -234,7 +236,7 @@ def zero_at(starts, blocks):
 
 @triton.jit
 def zero_padding(blocks, tile, C: tl.constexpr):
-    """Return the blocks with zeros in the padding, which may hold NaN: NaN times 0 is NaN."""
+    """Return the blocks with zeros in the padding, which may contain NaN: NaN times 0 is NaN."""
     padded = ()
     for i in tl.static_range(len(blocks)):
         padded += (blocks[i] if C.D == C.P else tl.where(tile.is_unit, blocks[i], 0.0),)
@@ -259,7 +261,7 @@ def add(blocks, others):
 
 @triton.jit
 def sum_up(d_state, d_sums):
-    """Return the gradients of the states, through the next step, and of h also through R."""
+    """Return the gradients of the states through the next step; that of h includes the gradients through R."""
     d_h = d_state[0]
     for j in tl.static_range(len(d_sums)):
         d_h += d_sums[j]
@@ -270,7 +272,7 @@ def sum_up(d_state, d_sums):
 
 @triton.jit
 def add_up_gates(x, biases, weights, h, tile, step, C: tl.constexpr):
-    """Return every gate of a step, of the state h before it in the dtype of R."""
+    """Return every gate of a step; h is the previous one, in the dtype of R."""
     gates = ()
     for j in tl.static_range(C.GATES):
         gate = tl.broadcast_to(biases[j], (C.SEQS, C.P))
@@ -291,7 +293,7 @@ def store_gates(gates, sums, tile, step, C: tl.constexpr):
 
 @triton.jit
 def store_saturated(to, block, tile):
-    """Store x; what is beyond the range of float16 becomes its largest number."""
+    """Store a block; for float16, values out of range are clamped."""
     dtype: tl.constexpr = to.dtype.element_ty
     if dtype == tl.float16:
         block = tl.clamp(block, -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
@@ -320,7 +322,7 @@ def store_gradients(d_x, d_u, d_gates, tile, step, C: tl.constexpr):
 
 @triton.jit
 def load_before(aux, plane, initial, t, tile, step, C: tl.constexpr):
-    """Load the states after the first before step t, which is at `step`: of the step before, or the initial ones."""
+    """Load the states before step t, except the first one: those of the previous step in row `step`, or the initial."""
     states = ()
     for i in tl.static_range(1, C.STATES):
         pointers = in_rows(aux, tile, step + (i - 1) * plane, 0, 1, C)
@@ -331,7 +333,7 @@ def load_before(aux, plane, initial, t, tile, step, C: tl.constexpr):
 
 @triton.jit
 def add_gradients(d_state, d_h, d_aux, plane, tile, step, C: tl.constexpr):
-    """Return the gradients of a step's states with those of its outputs added."""
+    """Return the gradients of a step's states plus those of its outputs."""
     sums = ()
     for i in tl.static_range(C.STATES):
         d = d_state[i]
@@ -346,9 +348,9 @@ def add_gradients(d_state, d_h, d_aux, plane, tile, step, C: tl.constexpr):
 
 @triton.jit
 def multiply(d_gates, matrices, tile, C: tl.constexpr):
-    """Return gradients of gates, zero in the padding; the same in the dtype of R; their products with R.
+    """Return the gates' gradients with zeros in the padding, the same in the dtype of R, and their products with R.
 
-    Each is a sum of its own: one chain of tensor core instructions through all gates takes longer.
+    The products are not summed here: one chain of tensor-core instructions through all gates takes longer.
     """
     padded, rounded, products = (), (), ()
     for j in tl.static_range(C.GATES):

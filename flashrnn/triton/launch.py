@@ -1,4 +1,4 @@
-"""Makes the Triton kernels of a cell, and launches them."""
+"""Builds and launches the Triton kernels of a cell."""
 
 import hashlib
 import linecache
@@ -26,11 +26,11 @@ from flashrnn.residual import residual_dtype
 from flashrnn.triton.kernels import Constants
 
 _MATH = Path(__file__).with_name("math.py")
-SEQUENCES = 16  # sequences per program, the smallest size that tensor cores of all vendors support
+SEQUENCES = 16  # sequences per program: the smallest tile that tensor cores of all vendors support
 
 
 def launch(direction: str, cell: Cell, h: Tensor, *arguments: Tensor | None, d_aux: bool = False) -> None:
-    """Run the kernel "forward" or "backward" on the device of h [B, T, N, D], whose memory format all tensors share."""
+    """Launch the kernel "forward" or "backward" on the device of h [B, T, N, D], whose memory format all rows have."""
     B, T, N, D = h.shape
     warp = 64 if torch.version.hip else 32
     stages = prefetch(direction, cell, D, h.dtype, shared_memory(nvidia_gpu(h.device)), d_aux)
@@ -48,12 +48,12 @@ def padded(head_dim: int) -> int:
 
 
 def num_warps(size: int, warp: int) -> int:
-    """Return the number of warps of `warp` lanes: four cells of the padded tile per lane, at most eight warps."""
+    """Return the number of warps of `warp` lanes: four elements of the padded tile per lane, at most eight warps."""
     return min(8, max(1, 4 * size // warp))
 
 
 def shared_memory(gpu: Gpu | None) -> int:
-    """Return the bytes on the chip for a program; on ROCm (None) half of a compute unit's registers, which hold R."""
+    """Return the bytes on the chip for a program; on ROCm (None), half of a compute unit's registers, which hold R."""
     return gpu.shared_per_block if gpu else 256 * 1024
 
 
@@ -68,7 +68,7 @@ def prefetch(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype, shar
     else:
         values = len(cell.gates) * residual_dtype(dtype).itemsize + 2 * dtype.itemsize + 4 * others * (1 + d_aux)
     R = len(cell.recurrent_gates) * size**2 * dtype.itemsize
-    scratch = 2 * 4 * SEQUENCES * size  # for a block to change its layout of registers
+    scratch = 2 * 4 * SEQUENCES * size  # for conversions between register layouts
     return max(0, min(3, 1 + (shared - R - scratch) // (SEQUENCES * size * values)))
 
 
@@ -119,9 +119,9 @@ def _functions(cell: Cell, head_dim: int | None, interpret: bool) -> dict[str, C
 
 
 def load(source: str, label: str, names: Sequence[str]) -> list[Callable]:
-    """Return the functions `names` of a printed text, which is appended to that of math.py.
+    """Return the functions `names` of the text of math.py followed by a printed text.
 
-    Triton reads the whole text again through `inspect` and linecache.
+    Triton reads the text through `inspect`, which finds it in linecache.
     """
     source = _MATH.read_text() + "\n\n" + source
     module = f"flashrnn.triton.{label}_{hashlib.sha256(source.encode()).hexdigest()[:16]}"

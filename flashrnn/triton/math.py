@@ -1,8 +1,8 @@
-"""Functions of the printed cells, of operators that every GPU and Triton's interpreter have.
+"""Functions that printed cells call, made of operators that all GPUs and Triton's interpreter support.
 
-`launch.load` puts this text before that of a cell. Errors are relative, about 2^-20, where nothing else is said, and no
-argument overflows to NaN. exp2 and rsqrt, squared for an inverse, are one instruction each; exp and a division are five
-and six on NVIDIA GPUs.
+`launch.load` puts this text before that of a cell. Unless stated otherwise, relative errors are about 2^-20, and no
+argument overflows to NaN. exp2 and rsqrt are one instruction each on NVIDIA GPUs, exp five and a division six;
+therefore the square of rsqrt replaces reciprocals.
 """
 
 import triton
@@ -16,7 +16,7 @@ def op_exp2(x):
 
 @triton.jit
 def op_exp(x):
-    return tl.exp2(1.4426950408889634 * x)  # whose rounding has the error |x| 2^-24
+    return tl.exp2(1.4426950408889634 * x)  # rounding the argument causes an error of |x| 2^-24
 
 
 @triton.jit
@@ -61,13 +61,13 @@ def op_floor(x):
 
 @triton.jit
 def op_sigmoid(x):
-    root = tl.rsqrt(1.0 + tl.exp2(-1.4426950408889634 * x))  # exp2 may be infinite, this is then 0
+    root = tl.rsqrt(1.0 + tl.exp2(-1.4426950408889634 * x))  # 0 if exp2 is infinite
     return root * root
 
 
 @triton.jit
 def op_tanh(x):
-    square = x * x  # near 0 a polynomial: the difference of two numbers near 1 has an absolute error
+    square = x * x  # a polynomial near 0, where the subtraction below cancels
     small = x + x * square * (-0.3333232 + square * (0.1328940 - 0.0484720 * square))
     root = tl.rsqrt(1.0 + tl.exp2(-2.8853900817779268 * x))
     return tl.where(tl.abs(x) < 0.375, small, 2.0 * (root * root) - 1.0)
@@ -90,8 +90,10 @@ def op_log1p(x):
 
 @triton.jit
 def op_atan(x):
-    """Return the arc tangent: a polynomial for |x| <= tan(pi/8), to which tan(a - pi/4) = (x - 1) / (x + 1) and
-    tan(a - pi/2) = -1 / x bring larger numbers."""
+    """Return the arc tangent by a polynomial for |x| <= tan(pi/8).
+
+    Larger numbers are reduced to this range by tan(a - pi/4) = (x - 1) / (x + 1) and tan(a - pi/2) = -1 / x.
+    """
     size = tl.abs(x)
     middle, large = size > 0.4142135623730950, size > 2.414213562373095
     r = tl.where(large, -1.0 / size, tl.where(middle, (size - 1.0) / (size + 1.0), size))
@@ -103,8 +105,10 @@ def op_atan(x):
 
 @triton.jit
 def op_erfc(x):
-    """Return erfc(x), from an approximation of log(erfc(|x|)) + x^2 (Numerical Recipes, erfcc) with an error of 2^-23;
-    that of the exponential is x^2 2^-24."""
+    """Return erfc(x) from an approximation of log(erfc(|x|)) + x^2 (Numerical Recipes, erfcc).
+
+    The approximation has an error of 2^-23, the exponential one of x^2 2^-24.
+    """
     size = tl.abs(x)
     t = 1.0 / (1.0 + 0.5 * size)
     series = 1.48851587 + t * (-0.82215223 + t * 0.17087277)
@@ -128,7 +132,7 @@ def op_copysign(x, y):
 
 @triton.jit
 def op_round(x):
-    """Return the nearest integer, of two the even one."""
+    """Return the nearest integer, ties to even."""
     below = tl.floor(x)
     rest = x - below
     odd = below != 2.0 * tl.floor(0.5 * below)
@@ -137,10 +141,10 @@ def op_round(x):
 
 @triton.jit
 def op_fmod(x, y):
-    """Exact while x / y is below 2^22."""
+    """Return the remainder of x / y with the sign of x; exact if |x / y| < 2^22."""
     size, divisor = tl.abs(x), tl.abs(y)
     rest = tl.fma(-tl.floor(size / divisor), divisor, size)
-    rest = tl.where(rest < 0.0, rest + divisor, rest)  # where the quotient was rounded across an integer
+    rest = tl.where(rest < 0.0, rest + divisor, rest)  # if the quotient was rounded up to an integer
     rest = tl.where(rest >= divisor, rest - divisor, rest)
     rest = tl.where((divisor == float("inf")) & (size < divisor), size, rest)
     return op_copysign(rest, x)
@@ -166,7 +170,7 @@ def op_pow(x, y):
 
 @triton.jit
 def only_units(x, D: tl.constexpr, other):
-    """Return x [sequences, units] with `other` in place of units that pad the head."""
+    """Return x [sequences, units] with `other` in the padding of the head."""
     return tl.where(tl.arange(0, x.shape[1])[None, :] < D, x, other)
 
 
@@ -177,7 +181,7 @@ def plus(x, y):
 
 @triton.jit
 def op_unit_sum(x, D: tl.constexpr):
-    return tl.reduce(only_units(x, D, 0.0), 1, plus, keep_dims=True)  # tl.sum may be there for the compiler alone
+    return tl.reduce(only_units(x, D, 0.0), 1, plus, keep_dims=True)  # tl.sum may only be compilable
 
 
 @triton.jit

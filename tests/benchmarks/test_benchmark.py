@@ -1,4 +1,4 @@
-"""The benchmark of kernels without a GPU: everything but the times."""
+"""The benchmark of kernels, tested without a GPU."""
 
 import json
 import re
@@ -45,27 +45,27 @@ def worker(code, **options):
 
 
 class TestCases:
-    def test_patterns_select_and_no_pattern_selects_all(self):
+    def test_patterns_select_cases_and_none_selects_all(self):
         assert [case.B for case in select("main", ["lstm-12x64-*", "lstm-1x768-B64-*"])] == [16, 32, 64, 64]
         assert select("length", []) == list(SUITES["length"])
 
-    def test_a_pattern_that_matches_nothing_names_the_cases(self):
+    def test_pattern_without_match_lists_the_cases(self):
         with pytest.raises(ValueError, match=r"'gru-\*'[\s\S]*lstm-48x16-B16-T1024-bfloat16"):
             select("heads", ["lstm-*", "gru-*"])
 
-    def test_shapes_are_the_cell_s(self):
+    def test_shapes_are_those_of_the_cell(self):
         assert Case("gru", 2, 8, 3, 5).shapes() == {"Wx": (3, 5, 3, 2, 8), "R": (3, 2, 8, 8), "b": (4, 2, 8)}
 
 
 class TestCheckBeforeTiming:
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("function", ["lstm", "slstm"])
-    def test_passes_what_is_right(self, function, mode):
+    def test_correct_results_pass(self, function, mode):
         errors = ours.check(Job(Case(function, 2, 8, 3), mode), "vanilla", "cpu")
         assert set(errors) == ({"h"} if mode == FORWARD else {"h", "d_Wx", "d_R", "d_b"})
         assert 0 < errors["h"] < 1e-2
 
-    def test_stops_what_is_wrong(self, monkeypatch):
+    def test_wrong_results_are_an_error(self, monkeypatch):
         right = ours.flashrnn
 
         def wrong_when_fast(*inputs, function, backend):
@@ -100,7 +100,7 @@ def test_measure_runs_forward_or_all_gradients(in_a_row, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "compiled"), [("elman", False), pytest.param("lstm", True, marks=pytest.mark.slow), ("slstm", False)]
 )
-def test_the_time_loop_computes_the_cell(name, compiled, monkeypatch):
+def test_time_loop_equals_the_cell(name, compiled, monkeypatch):
     case = Case(name, 2, 8, 3, T=5, dtype="float64")
     assert time_loop.supports(case)
     loop = partial(time_loop.time_loop, get_cell(name))
@@ -115,13 +115,13 @@ def test_the_time_loop_computes_the_cell(name, compiled, monkeypatch):
         torch.testing.assert_close(result, right)
 
 
-def test_the_time_loop_is_for_gates_with_both_parts_and_unrolled_for_few_steps():
+def test_time_loop_supports_gates_with_both_parts_and_unrolls_few_steps():
     assert not time_loop.supports(Case("gru", 2, 8, 3))
     assert [time_loop.supports_unrolled(Case("lstm", 2, 8, 3, T)) for T in (64, 65)] == [True, False]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_graphed_loop_has_a_backward_in_training_alone(mode, monkeypatch):
+def test_graphed_loop_captures_a_backward_only_in_training(mode, monkeypatch):
     graphed = []
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", lambda loop, inputs: graphed.append(inputs) or loop)
     monkeypatch.setattr(time_loop, "random_inputs", partial(timing.random_inputs, device="cpu"))
@@ -132,7 +132,7 @@ def test_the_graphed_loop_has_a_backward_in_training_alone(mode, monkeypatch):
 
 
 class TestResults:
-    def test_rows_name_their_run_and_outlive_one_that_is_broken_off(self, tmp_path):
+    def test_rows_name_their_run_and_survive_an_interruption(self, tmp_path):
         file = tmp_path / "new" / "kernels.json"
         results(file).add(Job(CASE, FORWARD), "cudnn_fp16", {"error": "no"})
         second = results(file, commit="def")
@@ -146,7 +146,7 @@ class TestResults:
         sizes = {"function": "lstm", "N": 12, "D": 64, "B": 16, "T": 1024, "dtype": "bfloat16", "mode": FORWARD}
         assert content["rows"][1] == sizes | {"implementation": "ours", "run": 1} | measured(0.5)
 
-    def test_a_later_run_measures_what_is_missing_and_ours_of_another_commit(self, tmp_path):
+    def test_later_run_measures_missing_rows_and_ours_of_other_commits(self, tmp_path):
         job = Job(CASE, FORWARD)
         first = results(tmp_path / "kernels.json")
         for name in ("ours", "cudnn_fp16"):
@@ -157,12 +157,12 @@ class TestResults:
         assert not other.missing(job, "cudnn_fp16")
         assert other.missing(job._replace(mode=TRAINING), "cudnn_fp16")
 
-    def test_time_is_without_the_product_with_the_inputs(self):
+    def test_time_excludes_the_input_product(self):
         assert milliseconds(measured(3.0, input_ms={"p50": 0.5})) == 2.5
 
 
 class TestMeasure:
-    def test_an_error_is_a_result_and_the_run_goes_on(self, tmp_path, monkeypatch, capsys):
+    def test_error_is_a_result_and_the_run_continues(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
         def run(job, effort):
@@ -177,16 +177,16 @@ class TestMeasure:
         assert training["ms"]["p50"] == 2
         assert "forward ours: RuntimeError: no such kernel\n" in capsys.readouterr().out
 
-    def test_a_run_ends_where_the_gpu_is_lost(self, tmp_path):
+    def test_run_ends_if_the_gpu_is_lost(self, tmp_path):
         def run(job, effort):
             raise RuntimeError("illegal memory access")
 
         ready = results(tmp_path / "kernels.json")
-        with pytest.raises((RuntimeError, AssertionError)):  # of torch.cuda.synchronize
+        with pytest.raises((RuntimeError, AssertionError)):  # raised by torch.cuda.synchronize
             kernels.measure([CASE], [InProcess("ours", run)], ready, QUICK)
         assert [row["error"] for row in ready.rows] == ["RuntimeError: illegal memory access"]
 
-    def test_only_what_is_missing_and_supported_is_run(self, tmp_path):
+    def test_only_missing_and_supported_jobs_run(self, tmp_path):
         ready, ran = results(tmp_path / "kernels.json"), []
         ready.add(Job(CASE, FORWARD), "peer", measured(1))
         peer = InProcess("peer", lambda job, effort: ran.append(job) or measured(1), lambda case: case.B == 16)
@@ -195,7 +195,7 @@ class TestMeasure:
 
 
 class TestWorker:
-    def test_answers_in_turn_whatever_it_prints(self):
+    def test_answers_are_independent_of_printed_output(self):
         code = """if 1:
             import os
             from benchmarks.worker import serve
@@ -211,13 +211,13 @@ class TestWorker:
             assert asked.ask(60, do="fail") == {"error": "KeyError: 'key'"}
             assert asked.ask(60, do="add", x=2) == {"kept": [1, 2]}
 
-    def test_tells_how_a_process_ended(self):
+    def test_error_contains_the_exit_code_and_output(self):
         with worker("import sys; print('out of luck', file=sys.stderr); sys.exit(3)") as asked:
             error = "the process ended with code 3; its output:\nout of luck\n"
             assert asked.ask(60, do="add") == {"error": error}
             assert asked.ask(60, do="add") == {"error": error}
 
-    def test_does_not_wait_longer_than_asked(self):
+    def test_timeout_is_an_error(self):
         start = time.monotonic()
         with worker("import time; time.sleep(60)") as asked:
             assert asked.ask(0.3, do="add")["error"].startswith("no answer within 0.3 s")
@@ -226,7 +226,7 @@ class TestWorker:
 
 @pytest.fixture
 def wheel(tmp_path):
-    """What stands where in the wheel of flashrnn 1.0.8, with next to nothing in it."""
+    """Return a fake wheel with the module structure of flashrnn 1.0.8."""
     file = tmp_path / "flashrnn-1.0.8-py3-none-any.whl"
     with ZipFile(file, "w") as content:
         content.writestr("flashrnn/__init__.py", "from .flashrnn import flashrnn")
@@ -242,7 +242,7 @@ def wheel(tmp_path):
 class TestPyPIFlashRNN:
     @pytest.fixture
     def peer(self, wheel, tmp_path):
-        """A process that builds all but batches of 32 and answers with what it was asked."""
+        """Return a peer whose process fails to build batches of 32 and answers with its arguments."""
         code = """if 1:
             import os
             from benchmarks.worker import serve
@@ -254,7 +254,7 @@ class TestPyPIFlashRNN:
             serve({"build": build, "measure": lambda **asked: {"process": os.getpid(), "asked": asked}})"""
         return PyPIFlashRNN(wheel, parallel=2, command=(sys.executable, "-c", code), folder=tmp_path / "built")
 
-    def test_builds_each_size_once_for_all_lengths_and_measures_there(self, peer, tmp_path):
+    def test_each_size_is_built_once_for_all_lengths(self, peer, tmp_path):
         lock = tmp_path / "built" / "extensions" / "lstm" / "lock"
         lock.parent.mkdir(parents=True)
         lock.touch()
@@ -279,7 +279,7 @@ class TestPyPIFlashRNN:
         assert not lock.exists()
         assert (tmp_path / "built" / "flashrnn-1.0.8-py3-none-any" / "flashrnn" / "__init__.py").exists()
 
-    def test_its_process_loads_the_package_with_our_device_query(self, peer):
+    def test_process_loads_the_package_with_our_device_query(self, peer):
         code = """if 1:
             import sys, types
             from pathlib import Path
@@ -295,7 +295,7 @@ class TestPyPIFlashRNN:
 
 @pytest.fixture
 def suite_file(tmp_path):
-    """suite_file("batch"): a file of results in which the peers take 8 times as long, or run out of memory."""
+    """Return a function that writes results of a suite in which peers take 8 times as long or run out of memory."""
 
     def write(suite):
         ready = results(tmp_path / f"kernels_{suite}.json", suite)
@@ -312,7 +312,7 @@ def suite_file(tmp_path):
 
 
 class TestReport:
-    def test_the_table_has_every_implementation_and_the_ratio(self, suite_file, capsys):
+    def test_table_has_all_implementations_and_the_ratio(self, suite_file, capsys):
         print_table(json.loads(suite_file("main").read_text())["rows"])
         header, *lines = capsys.readouterr().out.splitlines()
         assert header.split() == ["case", "mode", "ours", "µs/step", "flashrnn_1.0.8", "cudnn_fp16", "ratio"]
@@ -321,15 +321,15 @@ class TestReport:
         assert lines[4].split()[2:5] == ["0.400", "0.391", "error"]
         assert lines[15].split()[2:7] == ["0.400", "0.391", "3.200", "0.800", "2.00"]
 
-    @pytest.mark.parametrize("suite", ["main", "backends", "heads"])  # bars, groups of bars, and curves of a sweep
-    def test_figures_are_drawn_of_every_kind(self, suite, suite_file, monkeypatch, capsys):
+    @pytest.mark.parametrize("suite", ["main", "backends", "heads"])  # bars, groups of bars, and curves
+    def test_all_kinds_of_figures_are_drawn(self, suite, suite_file, monkeypatch, capsys):
         file = suite_file(suite)
         monkeypatch.setattr(sys, "argv", ["benchmark", "figures", f"files=[{file}]"])
         benchmark.main()
         assert file.with_suffix(".png").stat().st_size > 10_000
         assert str(file.with_suffix(".png")) in capsys.readouterr().out
 
-    def test_a_file_of_something_else_is_refused(self):
+    def test_file_of_another_benchmark_is_an_error(self):
         file = ROOT / "docs" / "results" / "cpu" / "reference_cpu.json"
         with pytest.raises(ValueError, match=r"reference_cpu\.json"):
             benchmark.write_page(file)
@@ -346,7 +346,7 @@ class TestCommandLine:
         return stopped.value.code
 
     @pytest.mark.parametrize("name", [name for name in titles("benchmark") if name != "figures"])
-    def test_the_keys_of_a_benchmark_are_the_arguments_of_its_module(self, name):
+    def test_keys_of_a_benchmark_are_the_arguments_of_its_module(self, name):
         module = import_module(f"benchmarks.{name}")
         keys = set(composed([f"benchmark={name}"], "benchmark"))
         if not hasattr(module, "run"):
@@ -359,17 +359,17 @@ class TestCommandLine:
         assert "files=[FILE" in self.refused(monkeypatch, "figures")
         assert "'cases'" in self.refused(monkeypatch, "layers", "cases=[x]")
 
-    def test_says_which_cases_there_are(self, monkeypatch):
+    def test_unknown_case_lists_the_cases(self, monkeypatch):
         assert re.search("'batch' .*'x'", self.refused(monkeypatch, "kernels", "suite=batch", "case=[x]"))
 
-    def test_asks_for_the_wheel(self, monkeypatch, tmp_path):
+    def test_missing_wheel_is_an_error(self, monkeypatch, tmp_path):
         error = self.refused(monkeypatch, "kernels", "peers=[flashrnn_1.0.8]")
         assert error.startswith("error: flashrnn_1.0.8 ")
         assert "flashrnn_wheel=PATH" in error
         missing = tmp_path / "no.whl"
         assert str(missing) in self.refused(monkeypatch, "kernels", f"flashrnn_wheel={missing}")
 
-    def test_asks_for_the_sources(self, monkeypatch, tmp_path):
+    def test_missing_sources_are_an_error(self, monkeypatch, tmp_path):
         error = self.refused(monkeypatch, "kernels", "peers=haste_0.5.0")
         assert error.startswith("error: haste_0.5.0 ")
         assert "haste_sources=FOLDER" in error
@@ -377,12 +377,12 @@ class TestCommandLine:
         assert error.startswith(f"error: haste_sources={tmp_path} ")
 
     @pytest.mark.parametrize("name", ["kernels", "first_call"])
-    def test_asks_for_a_gpu(self, name, monkeypatch):
+    def test_missing_gpu_is_an_error(self, name, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         error = self.refused(monkeypatch, name)
         assert re.search(r"^error: .*NVIDIA GPU", error)
 
-    def test_names_the_peers(self, monkeypatch):
+    def test_unknown_peer_lists_the_peers(self, monkeypatch):
         error = self.refused(monkeypatch, "kernels", "peers=[cudnn]")
         assert re.search("^error: .*cudnn: .*cudnn_fp16, cudnn_bf16, cudnn_fp32,", error)
 
@@ -392,7 +392,7 @@ class TestCommandLine:
         error = self.refused(monkeypatch, "reference_cpu", f"out={tmp_path}")
         assert re.search("^error: .*git", error)
 
-    def test_a_run_that_breaks_off_leaves_the_earlier_result_and_what_it_has_measured(self, monkeypatch, tmp_path):
+    def test_interrupted_run_keeps_the_earlier_result_and_its_own_rows(self, monkeypatch, tmp_path):
         def rows():
             """A test."""
             yield {"ms": 1}
@@ -406,12 +406,12 @@ class TestCommandLine:
         measured = json.loads(tmp_path.joinpath("cpu", "reference_cpu.partial.json").read_text())
         assert (measured["rows"], measured["commit"]) == ([{"ms": 1}], "abc")
 
-    def test_help_is_shown_without_loading_torch(self):
+    def test_help_does_not_import_torch(self):
         command = [sys.executable, "-X", "importtime", "-m", "scripts.benchmark", "kernels", "--help"]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         assert not re.search(r"\| +torch$", ended.stderr, re.MULTILINE)
 
-    def test_measures_a_case_into_the_folder(self, monkeypatch, tmp_path, wheel, capsys):
+    def test_command_measures_a_case_into_the_folder(self, monkeypatch, tmp_path, wheel, capsys):
         monkeypatch.setattr(kernels, "gpu_folder", lambda: "gpu")
         monkeypatch.setattr(ours, "run", lambda job, effort: measured(0.5 + (effort == QUICK)))
         options = ("case=[lstm-12x64-B16-*]", "peers=[]", "quick=true", f"out={tmp_path}", "commit=abc")
@@ -424,7 +424,7 @@ class TestCommandLine:
         assert str(tmp_path / "gpu" / "kernels_main.json") in capsys.readouterr().out
 
     @pytest.mark.parametrize("rank", [0, 1])
-    def test_under_torchrun_the_first_process_writes(self, rank, monkeypatch, tmp_path):
+    def test_only_the_first_process_writes_under_torchrun(self, rank, monkeypatch, tmp_path):
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setattr("benchmarks.results.gpu_folder", lambda: "gpu")
@@ -442,7 +442,7 @@ class TestCommandLine:
         written = [json.loads(file.read_text())["commit"] for file in tmp_path.glob("gpu/language_model_x2.json")]
         assert written == ["12e4567"] * (rank == 0)
 
-    def test_measures_the_reference(self, monkeypatch, tmp_path):
+    def test_command_measures_the_reference(self, monkeypatch, tmp_path):
         monkeypatch.setattr(reference_cpu, "processor_time", lambda runs: {k: {"p50": 1.0} for k in runs})
         monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
         monkeypatch.setattr(reference_cpu, "_SIZES", [(2, 3, 2, 4)])

@@ -1,4 +1,4 @@
-"""Host time of calls and the cost of options, without a GPU."""
+"""Benchmarks of host time, normalised cells and options, tested without a GPU."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from flashrnn import flashrnn
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_calls_give_h_or_all_gradients(training):
+def test_calls_return_h_or_all_gradients(training):
     found = calls.eager_calls(Case("lstm", 2, 4, 3, T=5, dtype="float32"), training, "cpu")
     assert list(found) == ["nn.LSTM", "flashrnn.FlashRNN", "flashrnn.Recurrence", "flashrnn.flashrnn"]
     results = {name: call() for name, call in found.items()}
@@ -21,8 +21,8 @@ def test_calls_give_h_or_all_gradients(training):
         assert results["flashrnn.Recurrence"].shape == results["flashrnn.flashrnn"].shape == (3, 5, 2, 4)
 
 
-def test_host_times_are_of_one_call_in_turns_and_over_the_peer_s(monkeypatch):
-    seconds = {"nn.LSTM": 0.0075, "ours": 0.0025}  # of 50 calls
+def test_host_times_are_per_call_and_relative_to_the_peer(monkeypatch):
+    seconds = {"nn.LSTM": 0.0075, "ours": 0.0025}  # for 50 calls
     monkeypatch.setattr(calls, "seconds", lambda call, number: seconds[call])
     monkeypatch.setattr(calls, "eager_calls", lambda case, training, device: {name: name for name in seconds})
     rows = list(calls.rows())
@@ -37,12 +37,12 @@ def test_host_times_are_of_one_call_in_turns_and_over_the_peer_s(monkeypatch):
 
 
 class TestNormalised:
-    def test_the_loop_is_that_of_the_built_in_cell(self):
+    def test_loop_equals_the_built_in_cell(self):
         inputs = timing.random_inputs(Case("layernorm_gru", 1, 6, 3, T=5).shapes(), torch.float64, "cpu")
         found = normalised.gru_loop(normalised.gru_step, *inputs)
         torch.testing.assert_close(found, flashrnn(*inputs, None, "layernorm_gru", "vanilla")[0])
 
-    def test_rows_are_over_what_they_are_compared_with(self, monkeypatch):
+    def test_rows_contain_ratios_to_the_compared_implementation(self, monkeypatch):
         def run(job, effort, backend):
             ms = 2.0 if job.case.function == "lstm" else 3.0
             return {"ms": {"p50": ms}, "call_ms": ms, "peak_mib": ms}
@@ -57,11 +57,11 @@ class TestNormalised:
         assert len(rows) == 2 * (len(normalised.LSTMS) + len(normalised.GRUS))
         assert {row["over"]["ms"] for row in rows if row["over_what"] == "lstm"} == {1.5}
         of_loop = [row["over"] for row in rows if row["function"] == "layernorm_gru"]
-        assert of_loop == len(of_loop) * [{"ms": 1.5, "call_ms": 0.125, "peak_mib": None}]  # its memory is taken before
+        assert of_loop == len(of_loop) * [{"ms": 1.5, "call_ms": 0.125, "peak_mib": None}]  # memory: reserved before
 
 
 class TestOptions:
-    def test_variants_are_compared_with_the_first_of_their_sizes(self, monkeypatch):
+    def test_variants_are_compared_with_the_first_one_of_the_same_sizes(self, monkeypatch):
         def measured(variant, mode):
             ms = 2.0 if variant is options.GROUPS[0][0] else 3.0
             return {"ms": {"p50": ms}, "call_ms": 2 * ms, "peak_mib": 10 * ms}
@@ -73,7 +73,7 @@ class TestOptions:
         assert first[0]["over"] == {"ms": 1, "call_ms": 1, "peak_mib": 1}
         assert first[1]["over"] == {"ms": 1.5, "call_ms": 1.5, "peak_mib": 1.5}
 
-    def test_every_variant_has_its_mode(self, monkeypatch):
+    def test_variants_are_measured_in_their_modes(self, monkeypatch):
         asked = []
         row = {"ms": {"p50": 1}, "call_ms": 1, "peak_mib": 1}
         monkeypatch.setattr(options, "measured", lambda variant, mode: asked.append((variant, mode)) or row)
@@ -87,11 +87,11 @@ class TestOptions:
         variant = options.Variant("a test", case, return_states=True, of_all=of_all)
         inputs = timing.random_inputs(case.shapes(), torch.float64, "cpu")
         found = options.outputs(variant, inputs)
-        assert len(found) == (4 if of_all else 3)  # states, or sequences of h
+        assert len(found) == (4 if of_all else 3)  # the states, or the batch of h
         gradients = timing.call_of(lambda: options.outputs(variant, inputs), inputs, True)()
         assert [x.shape for x in gradients] == [x.shape for x in inputs]
 
-    def test_the_own_cell_is_the_built_in_one(self):
+    def test_user_cell_equals_the_built_in_lstm(self):
         case = Case("lstm", 2, 4, 3, T=5, dtype="float64")
         inputs = timing.random_inputs(case.shapes(), torch.float64, "cpu")
         d_h = torch.randn(3, 5, 2, 4, dtype=torch.float64)

@@ -1,6 +1,6 @@
 from benchmarks.counters import parse
 
-# As ncu 2025.3 prints it with --csv --page=raw --print-units=base, shortened.
+# Shortened output of ncu 2025.3 with --csv --page=raw --print-units=base.
 OUTPUT = """==PROF== Connected to process 4711
 "ID","Process ID","Kernel Name","Stream","dram__bytes.sum","lts__t_bytes.sum"
 "","","","","byte","byte"

@@ -1,4 +1,4 @@
-"""The benchmark of data, on a few documents."""
+"""The benchmark of data, with a few documents."""
 
 import logging
 import sys
@@ -21,7 +21,7 @@ def _few_documents(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_few_documents")
-def test_every_row_has_its_rates(tmp_path, monkeypatch):
+def test_rows_have_rates(tmp_path, monkeypatch):
     rows = list(measured.rows())
     assert [row.get("processes", row.get("num_workers")) for row in rows] == [0, 2, 0, 2]
     for row in rows[:2]:
@@ -31,10 +31,10 @@ def test_every_row_has_its_rates(tmp_path, monkeypatch):
     assert all(row["tokens_per_second"] > 0 for row in rows[2:])
 
 
-def test_is_a_benchmark(monkeypatch, tmp_path):
+def test_command_measures_data(monkeypatch, tmp_path):
     monkeypatch.setattr(measured, "rows", lambda: [{"what": "reading"}])
     measured.rows.__doc__ = "A test."
     monkeypatch.setattr(sys, "argv", ["benchmark", "data", f"out={tmp_path}", "commit=abc"])
     benchmark.main()
-    assert logging.getLogger().level == logging.WARNING  # messages of kernels are not among the rows
+    assert logging.getLogger().level == logging.WARNING  # no log messages between the rows
     assert '"what": "reading"' in (tmp_path / "cpu" / "data.json").read_text()

@@ -1,4 +1,4 @@
-"""The benchmark of generating text on the smallest models: what is counted is right, is drawn, and goes on."""
+"""The benchmark of text generation with small models: rows, page, figure, and resuming."""
 
 import json
 import sys
@@ -38,13 +38,13 @@ def test_memory_and_speed_by_context(run, tmp_path):
     for row in rows.values():
         assert row["tokens_per_s"] == pytest.approx(1000 / row["ms_per_token"], rel=0.01)
     assert rows["LSTM", 4]["cache_mib"] == rows["LSTM", 64]["cache_mib"]
-    # In each of 2 blocks keys and values of 8, of every token but the last, which nothing reads.
+    # Keys and values of width 8 in 2 blocks for all tokens but the last, which is not read.
     assert rows["Transformer", 64]["cache_mib"] == pytest.approx(2 * 67 * (2 * 8) * 4 / 2**20, abs=1e-4)
     assert (tmp_path / "cpu" / "generation.png").stat().st_size > 10_000
     assert "| LSTM | 1 | 64 |" in (tmp_path / "cpu" / "generation.md").read_text()
 
 
-def test_a_run_that_was_broken_off_goes_on(run, monkeypatch):
+def test_interrupted_run_is_resumed(run, monkeypatch):
     measured = []
 
     def measure(case, bandwidth):
@@ -60,7 +60,7 @@ def test_a_run_that_was_broken_off_goes_on(run, monkeypatch):
     assert len(measured) == 3 + 4
 
 
-def test_rows_of_another_commit_are_measured_anew(tmp_path):
+def test_rows_of_another_commit_are_measured_again(tmp_path):
     results.write(tmp_path / "a.json", "what", "abc", [{"model": "sLSTM"}])
     (tmp_path / "a.json").rename(tmp_path / "a.partial.json")
     assert results.rows_before(tmp_path / "a.json", "abc") == [{"model": "sLSTM"}]
@@ -76,7 +76,7 @@ def test_llama_has_as_many_parameters_as_our_transformer(monkeypatch):
     assert 3 * config.hidden_size * config.intermediate_size == 8 * 48 * 48
 
 
-def test_the_page_compares_with_llama_and_draws_both_panels(tmp_path):
+def test_page_compares_with_llama(tmp_path):
     row = {"first_token_s": 0.1, "peak_mib": 1.0, "reading_ms": 0.06}
     cases = generation.cases(gpu=True)
     assert {case.model for case in cases} == set(generation.GPU_MODELS)

@@ -1,4 +1,4 @@
-"""Layers beside PyTorch's, without a GPU: which networks, what is compared, and what the page says."""
+"""The benchmark of layers without a GPU: networks, comparison, resuming, and the page."""
 
 import json
 
@@ -34,14 +34,14 @@ def test_both_networks_compute_the_same(cell, options):
     layers.check(case, networks, x)
 
 
-def test_networks_that_differ_are_not_timed():
+def test_networks_with_different_results_are_an_error():
     networks, x = layers.network_pair(SMALL, torch.float32, "cpu")
     other = (lambda x: 1.1 * networks[layers.OURS][0](x), [])
     with pytest.raises(RuntimeError, match="outputs"):
         layers.check(SMALL, networks | {layers.OURS: other}, x)
 
 
-def test_no_memory_is_a_result(monkeypatch):
+def test_out_of_memory_is_a_result(monkeypatch):
     def fail(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB")
 
@@ -49,7 +49,7 @@ def test_no_memory_is_a_result(monkeypatch):
     assert layers.measured(SMALL, FORWARD, "cpu") == {"error": "CUDA out of memory"}
 
 
-def test_tf32_is_set_within_alone():
+def test_tf32_is_set_only_in_its_context():
     def settings():
         return torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.rnn.fp32_precision
 
@@ -61,7 +61,7 @@ def test_tf32_is_set_within_alone():
     assert {case.precision: case.dtype for case in cases(gpu=True)}["tf32"] == torch.float32
 
 
-def test_a_run_goes_on_where_it_was_broken_off(monkeypatch):
+def test_interrupted_run_is_resumed(monkeypatch):
     monkeypatch.setattr(layers, "_SECONDS", 0.0)
     monkeypatch.setattr(layers, "cases", lambda gpu: [SMALL])
     known = vars(SMALL) | {"mode": MODES[0], "ms": {}, "ratio": 123.0}
@@ -71,7 +71,7 @@ def test_a_run_goes_on_where_it_was_broken_off(monkeypatch):
     assert rows[1]["ratio"] != 123.0
 
 
-def test_page_has_every_network_with_its_factor(monkeypatch, tmp_path):
+def test_page_contains_all_networks_and_ratios(monkeypatch, tmp_path):
     monkeypatch.setattr(layers, "_SECONDS", 0.0)
     monkeypatch.setattr(layers, "cases", lambda gpu: [SMALL, LayerCase("control", "gru", 1, 1, 4)])
     rows = list(layers.rows(["ppo-*"]))

@@ -1,4 +1,4 @@
-"""The sweep without a GPU: what is a cliff, what is measured, and what the page says."""
+"""The sweep without a GPU: cliffs, measured cases, and the page."""
 
 import json
 import sys
@@ -20,43 +20,43 @@ RUN = {"command": "this test", "commit": "abc", "machine": {"gpu": "a GPU"}}
 
 
 class TestCliffs:
-    def test_a_size_that_is_slower_than_a_larger_one_is_a_cliff(self):
+    def test_size_that_is_slower_than_a_larger_one_is_a_cliff(self):
         (cliff,) = cliffs({400: 2.69, 384: 1.41, 512: 1.14 * 2}, 1.08)
         assert (cliff.size, cliff.faster, cliff.ms, cliff.faster_ms) == (400, 512, 2.69, 2.28)
         assert cliff.ratio == pytest.approx(1.18, abs=0.01)
 
-    def test_it_is_held_against_the_fastest_larger_size_however_far_away(self):
+    def test_cliff_is_compared_with_the_fastest_larger_size(self):
         assert [(c.size, c.faster) for c in cliffs({1: 3.0, 2: 2.0, 3: 2.5, 4: 1.0, 5: 1.5}, 1.08)] == [
             (1, 4),
             (2, 4),
             (3, 4),
         ]
 
-    def test_growth_and_what_is_within_the_tolerance_is_none(self):
+    def test_growth_within_the_tolerance_is_not_a_cliff(self):
         assert cliffs({8: 1.08, 16: 1.0, 24: 1.2, 32: 1.2}, 1.08) == []
         assert [c.size for c in cliffs({8: 1.09, 16: 1.0}, 1.08)] == [8]
 
     @pytest.mark.parametrize("times", [{}, {8: 1.0}])
-    def test_of_too_few_sizes_there_is_none(self, times):
+    def test_too_few_sizes_have_no_cliff(self, times):
         assert cliffs(times, 1.05) == misranked(times, times) == []
 
 
 class TestRanks:
-    def test_neighbours_in_the_wrong_order_are_found(self):
+    def test_wrongly_ranked_neighbours_are_found(self):
         estimated, measured = {8: 1.0, 16: 2.0, 24: 1.5}, {8: 1.0, 16: 1.5, 24: 3.0}
         assert misranked(estimated, measured) == [(16, 24, 0.75, 2.0)]
         assert misranked(measured, estimated) == [(16, 24, 2.0, 0.75)]
 
-    def test_times_within_the_noise_and_equal_estimates_have_no_order(self):
+    def test_noise_and_equal_estimates_are_ignored(self):
         assert misranked({8: 2.0, 16: 1.0}, {8: 1.0, 16: 1.01}) == []
         assert misranked({8: 1.0, 16: 1.0}, {8: 1.0, 16: 2.0}) == []
 
-    def test_sizes_without_an_estimate_are_left_out(self):
+    def test_sizes_without_an_estimate_are_ignored(self):
         assert misranked({8: 1.0, 16: 2.0}, {8: 1.0, 9: 5.0, 16: 2.0}) == []
 
 
 class TestCases:
-    def test_series_vary_one_field_and_cover_what_users_have(self):
+    def test_series_vary_one_field_and_cover_common_sizes(self):
         for series in SERIES:
             sizes = [getattr(case, series.field) for case in series.cases]
             assert sizes == sorted({*sizes})
@@ -65,7 +65,7 @@ class TestCases:
         assert {31, 63, 65, 767, 768, 769, 1111, 1536} <= {case.D for case in one_head.cases}
         assert {*range(8, 257, 8)} < {case.D for case in twelve_heads.cases}
 
-    def test_a_case_of_two_series_is_measured_once(self):
+    def test_case_in_two_series_is_measured_once(self):
         assert CASES.count(CASE) == 1
         assert len(CASES) == sum(len(series.cases) for series in SERIES) - 2
 
@@ -78,7 +78,7 @@ def _h200(monkeypatch):
 
 @pytest.mark.usefixtures("_h200")
 class TestExpectation:
-    def test_training_is_expected_to_take_both_loops(self):
+    def test_estimate_of_training_includes_both_loops(self):
         forward, training = (sweep.expectation(Job(CASE, mode)) for mode in MODES)
         assert list(forward["tilings"]) == ["forward"]
         assert list(training["tilings"]) == ["forward", "backward"]
@@ -102,7 +102,7 @@ class TestCommand:
         return json.loads((tmp_path / "gpu" / "sweep.json").read_text())
 
     @pytest.mark.slow
-    def test_measures_what_matches_and_is_missing(self, monkeypatch, tmp_path, capsys):
+    def test_command_measures_matching_and_missing_cases(self, monkeypatch, tmp_path, capsys):
         compiled = []
         monkeypatch.setattr(sweep, "compile_ahead", compiled.append)
         monkeypatch.setattr(sweep, "row", lambda job: measured(1.0, backend="cuda_fused", estimate_ms=0.9))
@@ -113,7 +113,7 @@ class TestCommand:
         assert [[case.B for case in cases] for cases in compiled] == [[16], [17]]
         assert str(tmp_path / "gpu" / "sweep.md") in capsys.readouterr().out
 
-    def test_an_error_is_a_row(self, monkeypatch, tmp_path):
+    def test_error_is_a_row(self, monkeypatch, tmp_path):
         def row(job):
             if job.mode == FORWARD:
                 raise ArithmeticError("relative errors")
@@ -128,7 +128,7 @@ class TestCommand:
 
 @pytest.fixture
 def file(tmp_path):
-    """All cases, of which time and estimate are the size; but 1 × 400 takes as long as 1 × 1000 would."""
+    """Write results in which time and estimate equal the size, but 1 × 400 takes as long as 1 × 1000."""
     results = KernelResults(tmp_path / "sweep_gpu.json", {"what": "a test", "suite": "sweep"}, RUN)
     for case in CASES:
         ms, estimate = (1000 if case.D == 400 else case.D) * case.B, case.D * case.B
@@ -141,7 +141,7 @@ def file(tmp_path):
     return results.path
 
 
-def test_the_page_lists_cliffs_and_wrong_ranks(file, monkeypatch, capsys):
+def test_page_lists_cliffs_and_wrong_ranks(file, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["benchmark", "figures", f"files={file}"])
     benchmark.main()
     page = file.with_suffix(".md").read_text()
@@ -153,7 +153,7 @@ def test_the_page_lists_cliffs_and_wrong_ranks(file, monkeypatch, capsys):
     assert str(file.with_suffix(".md")) in capsys.readouterr().out
 
 
-def test_cliffs_are_marked_where_they_are(file):
+def test_cliffs_are_marked_in_the_figure(file):
     from matplotlib.figure import Figure
 
     jobs = by_job(json.loads(file.read_text())["rows"])
@@ -165,7 +165,7 @@ def test_cliffs_are_marked_where_they_are(file):
     assert 768 not in axes.lines[0].get_xdata()  # out of memory
 
 
-def test_calls_in_a_row_are_timed_one_by_one_and_the_first_half_is_warmup(monkeypatch):
+def test_second_half_of_consecutive_calls_is_timed(monkeypatch):
     from benchmarks import timing
 
     monkeypatch.setattr(timing, "_consecutive_ms", lambda run, calls: [9.0] * 5 + [1.0, 2.0, 3.0, 4.0, 5.0])

@@ -1,4 +1,4 @@
-"""Scalar graphs that printers are tested with, values for them, and what PyTorch makes of both."""
+"""Scalar graphs to test printers with, input values, and their results by PyTorch."""
 
 import math
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from flashrnn.cells.printers.pytorch import torch_function
 
 
 def by_graph(graph: Graph, arguments: Sequence[str], results: Sequence[str], values: Tensor) -> Tensor:
-    """[count, results] of the graph's PyTorch function on values [count, arguments]."""
+    """Return the results [count, results] of the graph's PyTorch function for values [count, arguments]."""
     columns = torch_function(graph, arguments, results)(*values.unbind(1))
     return torch.stack([torch.as_tensor(c, dtype=values.dtype).expand(len(values)) for c in columns], 1)
 
 
 def values_of(cell) -> tuple[Tensor, Tensor]:
-    """Gates and states of every size that may come up, zero states (the first step) among them."""
+    """Return gates and states of all magnitudes, including zero states as in the first step."""
     generator = torch.Generator().manual_seed(0)
     gates = 3 * torch.randn(1000, len(cell.gates), generator=generator)
     states = torch.randn(1000, len(cell.states), generator=generator)
@@ -29,7 +29,7 @@ def values_of(cell) -> tuple[Tensor, Tensor]:
 
 
 def every_operator() -> Graph:
-    """One output per operator, on x, y and a constant, and constants that are hard to print."""
+    """Return a graph with an output per operator, on x, y and a constant, and with constants that are hard to print."""
     graph = Graph()
     x, y, c = graph.input("x"), graph.input("y"), graph.const(-0.75)
     positive = graph.add("add", graph.add("abs", x), graph.const(0.125))
@@ -57,7 +57,7 @@ def every_operator() -> Graph:
 
 
 def operands() -> Tensor:
-    """[500, 2] values x and y for `every_operator`: equal ones, zeros and NaN among them."""
+    """Return values x and y [500, 2] for `every_operator`, including equal numbers, zeros and NaN."""
     values = torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
     values[0] = 0
     values[1:20, 1] = values[1:20, 0]

@@ -1,4 +1,4 @@
-"""Element-wise operations that a step may use, in one cell that has them all, and what PyTorch makes of them."""
+"""Element-wise operations that a step may use, and one cell that uses all of them."""
 
 import inspect
 from collections.abc import Callable
@@ -23,7 +23,7 @@ OF_TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _every_operation() -> Cell:
-    """A state for each operation, of gates that are its operands: x_<name>, and y_<name> if it takes two."""
+    """Return a cell with a state per operation; operands are the gates x_<name> and, if there are two, y_<name>."""
     gates = [f"x_{name}" for name in OF_ONE | OF_TWO] + [f"y_{name}" for name in OF_TWO]
 
     def step(*values: Tensor) -> tuple[Tensor, ...]:

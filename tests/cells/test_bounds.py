@@ -1,4 +1,4 @@
-"""What is known of the size of h before a sequence is run."""
+"""Bounds of h that are known before a sequence is run."""
 
 import pytest
 import torch
@@ -45,11 +45,11 @@ def half(z, n, h):
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
-def test_h_is_bounded_where_operations_tell(step, bounded):
+def test_bounded_steps_are_detected(step, bounded):
     assert is_bounded(Cell(step.__name__, step, states=("h",))) is bounded
 
 
-def test_built_in_cells():
+def test_built_in_cells_with_bounded_h():
     names = "elman", "gru", "lstm", "layernorm_gru", "layernorm_lstm"
     assert all(is_bounded(get_cell(name)) for name in names)
     assert not any(is_bounded(get_cell(name)) for name in ("elman_relu", "slstm"))

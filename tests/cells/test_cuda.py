@@ -1,4 +1,4 @@
-"""The printed CUDA functions, compiled as host C++, compute what the graphs' PyTorch functions compute."""
+"""Printed CUDA functions, compiled as host C++, agree with the graphs' PyTorch functions."""
 
 import ctypes
 import math
@@ -16,7 +16,7 @@ from flashrnn.cuda.build import build
 from tests.cells.graphs import by_graph, every_operator, operands, values_of
 from tests.problems import CELLS, cell_name
 
-# The operators of kernels/math.cuh by their definitions.
+# Exact versions of the operators in kernels/math.cuh.
 HOST = """
 #include <cmath>
 #define DEVICE static inline
@@ -49,7 +49,7 @@ ARGUMENT = re.compile(r"(?:const )?float \(&\w+\)\[(\d+)\]")
 
 
 def compile_for_host(functions: dict[str, str], folder) -> ctypes.CDLL:
-    """A library with a function `<key>_<name>(count, arrays of [count][size]...)` for every function printed."""
+    """Return a library with a function `<key>_<name>(count, arrays of [count][size]...)` for every printed function."""
     source = [HOST]
     for key, text in functions.items():
         source.append(f"namespace {key} {{\n{text}\n}}")
@@ -68,7 +68,7 @@ def compile_for_host(functions: dict[str, str], folder) -> ctypes.CDLL:
 
 
 def on_host(library: ctypes.CDLL, function: str, inputs: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-    """Runs the function on `inputs` [count, elements]; its outputs have `sizes` elements."""
+    """Return the outputs of a function for `inputs` [count, elements]; `sizes` are the elements per output."""
     inputs = [x.contiguous() for x in inputs]
     outputs = [torch.full((len(inputs[0]), size), math.nan) for size in sizes]
     getattr(library, function)(len(inputs[0]), *(ctypes.c_void_p(x.data_ptr()) for x in (*inputs, *outputs)))
@@ -81,7 +81,7 @@ def cells_on_host(tmp_path_factory) -> ctypes.CDLL:
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
-def test_cells(cells_on_host, cell):
+def test_printed_functions_of_cells(cells_on_host, cell):
     graphs, names = trace(cell), (*cell.gates, *cell.states)
     gates, states = values_of(cell)
     values = torch.cat([gates, states], 1)
@@ -116,7 +116,7 @@ def test_every_operator_and_constant(tmp_path):
 
 
 def test_math_cuh_has_every_operator():
-    """NVRTC takes the same text, with the instructions of the GPU for the operators."""
+    """NVRTC compiles the printed text with math.cuh's operators."""
     graph = every_operator()
     function = device_function(graph, "operators", {"a": "xy"}, {"out": list(graph.outputs)})
     size = len(graph.outputs)

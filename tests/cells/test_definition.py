@@ -24,7 +24,7 @@ def step(g, h):
 
 @pytest.fixture
 def _registry():
-    """Takes back what the test registers."""
+    """Remove the cells that a test registers."""
     before = dict(_REGISTRY)
     yield
     _REGISTRY.clear()
@@ -48,7 +48,7 @@ def test_gates_and_states_of_the_built_in_cells(name, gates, input_gates, recurr
 
 
 def test_slstm_equals_its_definition_without_stabiliser():
-    """h = o c / n of xLSTM's equations 8-14, whose exponentials stay in range for the gates drawn here."""
+    """Compares with h = o c / n of xLSTM's equations 8-14, whose exponentials do not overflow for these gates."""
     i, f, z, o = gates = torch.randn(4, 20, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     states = [torch.zeros(5, dtype=torch.float64)] * 4
     c = n = torch.zeros(5, dtype=torch.float64)
@@ -84,7 +84,7 @@ def test_large_gates_give_finite_results_and_gradients(cell):
         ({"step": lambda d_g, h: d_g, "states": ("h",)}, r"\['d_g'\] .*\('d_', 'new_', 'factor'\)"),
     ],
 )
-def test_definition_that_does_not_fit_its_step(arguments, message):
+def test_definition_that_does_not_match_the_step_is_an_error(arguments, message):
     with pytest.raises(ValueError, match=f"'mine': .*{message}"):
         Cell(**{"name": "mine", "step": step} | arguments)
 
@@ -128,19 +128,19 @@ def test_step_must_return_a_tensor_for_each_state(new):
         "values of all units",
     ],
 )
-def test_step_that_looks_at_other_units_is_refused(mixing, message):
+def test_step_that_reads_other_units_is_an_error(mixing, message):
     with pytest.raises(ValueError, match=f"'mine': .*{message}"):
         Cell("mine", mixing, states=("h",))
 
 
 @pytest.mark.parametrize("step", [lambda g, *, h: g + h, lambda *gates_and_h: gates_and_h[0]])
-def test_step_that_does_not_take_its_arguments_by_position_is_refused(step):
+def test_step_must_take_its_arguments_by_position(step):
     with pytest.raises(ValueError, match=r"'mine'.*\['\w+'\]"):
         Cell("mine", step, states=("h",))
 
 
 @pytest.mark.parametrize("p", [1e-6, 0.5])
-def test_step_that_draws_random_numbers_is_refused(p):
+def test_step_that_draws_random_numbers_is_an_error(p):
     with pytest.raises(ValueError, match=r"'mine'.*random"):
         Cell("mine", lambda g, h: torch.nn.functional.dropout(torch.tanh(g), p), states=("h",))
 
@@ -152,7 +152,7 @@ def test_unknown_cell_lists_the_registered_ones():
 
 
 @pytest.mark.usefixtures("_registry")
-def test_registered_cell_is_known_by_name_and_a_later_one_wins():
+def test_registering_a_name_again_replaces_the_cell():
     first = register(Cell("mine", step, states=("h",)))
     assert get_cell("mine") is first
     assert "mine" in registered_cells()
@@ -161,17 +161,17 @@ def test_registered_cell_is_known_by_name_and_a_later_one_wins():
 
 
 @pytest.mark.usefixtures("_registry")
-def test_names_of_built_in_cells_stay_theirs():
+def test_built_in_cells_cannot_be_replaced():
     with pytest.raises(ValueError, match=r"'lstm' .*built-in"):
         register(Cell("lstm", lambda f, h: f + h, states=("h",)))
 
 
-def test_a_name_with_dots_is_not_registered():
+def test_name_with_dots_cannot_be_registered():
     with pytest.raises(ValueError, match=r"'my\.cell'"):
         register(Cell("my.cell", step, states=("h",)))
 
 
-def test_a_dotted_name_is_imported():
+def test_dotted_name_imports_a_cell_from_its_module():
     assert get_cell("flashrnn.cells.GRU") is get_cell("gru")
     with pytest.raises(ValueError, match=r"'flashrnn\.cells\.GURU'"):
         get_cell("flashrnn.cells.GURU")
@@ -210,7 +210,7 @@ CONTEXTS = [
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_a_cell_is_the_same_wherever_it_is_defined(context):
+def test_cell_does_not_depend_on_modes_and_defaults_of_pytorch(context):
     def step(g, h):
         return torch.where(g > 0, torch.tensor(0.5), torch.ones(())) * h + torch.tanh(g)
 
@@ -224,8 +224,8 @@ def test_a_cell_is_the_same_wherever_it_is_defined(context):
 
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.usefixtures("_registry")
-def test_a_cell_may_be_imported_while_a_model_is_built(context, tmp_path, monkeypatch, request):
-    """Its module's constants keep their values when weights get theirs."""
+def test_cell_can_be_imported_while_a_model_is_built_on_meta(context, tmp_path, monkeypatch, request):
+    """Tensors of the cell's module have values even if the model is created on the meta device."""
     monkeypatch.syspath_prepend(tmp_path)
     module = f"cells_{request.node.callspec.id}".replace(".", "_")
     tmp_path.joinpath(f"{module}.py").write_text(
@@ -244,25 +244,25 @@ def test_a_cell_may_be_imported_while_a_model_is_built(context, tmp_path, monkey
     out.sum().backward()
 
 
-def test_a_constant_on_another_device_is_an_error():
+def test_captured_tensor_on_another_device_is_an_error():
     shift = torch.tensor(0.5, device="meta")
     with pytest.raises(ValueError, match=r"meta.*device='cpu'"):
         Cell("captures", lambda g, h: torch.tanh(g + shift) + h, states=("h",))
 
 
-def test_register_takes_cells_alone():
+def test_register_rejects_a_step():
     with pytest.raises(TypeError, match=r"flashrnn\.Cell, not function"):
         register(step)
 
 
-def test_cells_of_one_name_have_keys_of_their_own():
+def test_cells_of_the_same_name_have_different_keys():
     first, second = (Cell("twin", step, states=("h",)) for _ in range(2))
     assert first.key != second.key
 
 
 @pytest.fixture(scope="module")
 def another_process() -> list[str]:
-    """What a process prints that finds pickles of two cells twice, and then makes two of its own."""
+    """Return the output of a process that unpickles two cells twice and then defines two cells."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flashrnn.cells.registry._REGISTRY", dict(_REGISTRY))
         registered = register(Cell("registered_here", step, states=("h",)))
@@ -275,7 +275,7 @@ def another_process() -> list[str]:
     return subprocess.check_output([sys.executable, "-c", code, pickled.hex()], text=True).splitlines()
 
 
-def test_an_operator_finds_a_cell_by_its_definition_in_another_process(another_process):
+def test_key_finds_the_same_definition_in_another_process(another_process):
     keys = another_process[1].split()
     here = Cell("a", step, states=("h",))
     assert cell_of_key(keys[0]).name == "a"
@@ -292,11 +292,11 @@ def test_copies_share_the_cell():
     assert copy.copy(get_cell("gru")) is get_cell("gru")
 
 
-def test_pickle_of_a_registered_cell_is_its_name():
+def test_unpickling_returns_the_registered_cell():
     assert pickle.loads(pickle.dumps(get_cell("lstm"))) is get_cell("lstm")
 
 
-def test_pickle_of_a_users_cell_is_that_cell():
+def test_unpickling_returns_the_same_unregistered_cell():
     assert pickle.loads(pickle.dumps(PEEPHOLE_LSTM)) is PEEPHOLE_LSTM
 
 
@@ -305,28 +305,28 @@ def weighted(g, h, weight):
 
 
 @pytest.mark.parametrize("weight", [0.5, torch.tensor(0.75)])
-def test_pickle_of_a_partial_step_is_its_cell(weight):
+def test_unpickling_returns_the_same_cell_of_a_partial_step(weight):
     name = f"weighted_by_{type(weight).__name__}"
     cell, other = (Cell(name, partial(weighted, weight=w), states=("h",)) for w in (weight, weight / 2))
     assert [pickle.loads(pickle.dumps(one)) for one in (cell, other)] == [cell, other]
 
 
-def test_pickles_of_users_cells_carry_their_definition(monkeypatch, another_process):
-    """A name alone would be that of another cell elsewhere, or of none, also where the cell is registered."""
+def test_pickles_of_user_cells_contain_their_definition(monkeypatch, another_process):
+    """In another process, the name may be unknown or belong to another cell."""
     monkeypatch.setattr("flashrnn.cells.registry._REGISTRY", dict(_REGISTRY))
     cell = register(Cell("registered", step, states=("h",)))
     assert pickle.loads(pickle.dumps(cell)) is cell
-    found = "pickled True registered_here True"  # of copies with keys of their own, each would be compiled
+    found = "pickled True registered_here True"  # a is b: copies with different keys would be compiled again
     assert another_process[0] == found
     unnamed = register(Cell("of_a_lambda", lambda g, h: torch.tanh(g), states=("h",)))
     assert pickle.loads(pickle.dumps(unnamed)) is unnamed
 
 
-def test_random_numbers_that_others_draw_meanwhile_are_not_the_steps():
+def test_random_numbers_drawn_by_other_threads_are_ignored():
     calls = itertools.count(1)
 
     def step(g, h):
-        if next(calls) == 4:  # as another thread may do just then
+        if next(calls) == 4:  # as if another thread did so at this moment
             torch.rand(1)
         return torch.tanh(g)
 
@@ -334,7 +334,7 @@ def test_random_numbers_that_others_draw_meanwhile_are_not_the_steps():
     assert next(calls) > 5
 
 
-def test_a_step_may_have_options_of_its_own():
+def test_parameters_with_defaults_are_constants():
     def leaky(g, h, rate=0.25):
         return (1 - rate) * h + rate * torch.tanh(g)
 
@@ -345,7 +345,7 @@ def test_a_step_may_have_options_of_its_own():
         assert new == (1 - rate) * 2 + rate * torch.tanh(torch.tensor(0.5))
 
 
-def test_a_captured_parameter_is_an_error():
+def test_captured_parameter_is_an_error():
     rate = torch.nn.Parameter(torch.tensor(0.5))
     with pytest.raises(ValueError, match="gradients"):
         Cell("captures", lambda g, h: rate * h + torch.tanh(g), states=("h",))
@@ -353,9 +353,11 @@ def test_a_captured_parameter_is_an_error():
         Cell("captures", lambda g, h: rate * h + torch.tanh(g), states=("h",))
 
 
-def test_importing_and_tracing_load_no_compiler_and_start_no_threads():
-    """TorchDynamo takes longer to import than PyTorch, and operators on meta tensors import it, as SymPy. A process
-    that is forked after OpenMP has started its threads hangs in its first parallel loop."""
+def test_import_and_trace_load_no_compiler_and_start_no_threads():
+    """Importing TorchDynamo takes longer than importing PyTorch; operators on meta tensors would import it and SymPy.
+
+    A process that is forked after OpenMP has started its threads hangs in its first parallel loop.
+    """
     program = """if True:
         import os, sys, torch
         threads = len(os.listdir("/proc/self/task"))
@@ -371,12 +373,12 @@ def test_importing_and_tracing_load_no_compiler_and_start_no_threads():
     subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"OMP_NUM_THREADS": "2"})
 
 
-def test_making_a_cell_leaves_the_threads_of_others_alone():
+def test_defining_a_cell_does_not_change_the_threads_of_others():
     seen = []
 
     def step(g, h):
         with ThreadPoolExecutor(1) as pool:
-            seen.append(pool.submit(torch.get_num_threads).result())  # in a thread that begins just now
+            seen.append(pool.submit(torch.get_num_threads).result())  # in a new thread
         return torch.tanh(g)
 
     before = torch.get_num_threads()
@@ -389,6 +391,6 @@ def test_making_a_cell_leaves_the_threads_of_others_alone():
     assert set(seen) == {2}
 
 
-def test_a_step_is_no_cell():
+def test_function_cannot_be_used_as_a_cell():
     with pytest.raises(TypeError, match=r"flashrnn\.Cell"):
         get_cell(lambda g, h: torch.tanh(g))

@@ -43,7 +43,7 @@ def truths(numbers):
     )
 
 
-# Expressions that are finite everywhere, since a graph may take 0 * x for 0.
+# Expressions that are finite everywhere, because graphs simplify 0 * x to 0.
 numbers = st.recursive(
     st.sampled_from(["x", "y", 0.0, 1.0, -1.0, 2.0, 0.1, -3.0]),
     lambda inner: st.one_of(
@@ -74,7 +74,7 @@ def evaluate(expression) -> torch.Tensor:
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(numbers)
-def test_simplified_graph_keeps_the_values_of_its_expression(expression):
+def test_simplified_graph_has_the_values_of_the_expression(expression):
     graph = Graph()
     graph.outputs = {"out": build(graph, expression)}
     (out,) = torch_function(graph, ("x", "y"), ("out",))(**{f"x_{name}": value for name, value in INPUTS.items()})
@@ -82,7 +82,7 @@ def test_simplified_graph_keeps_the_values_of_its_expression(expression):
 
 
 @pytest.mark.parametrize("op", OPERATORS)
-def test_operators_on_constants_fold(op):
+def test_operators_on_constants_are_folded(op):
     values = [0.5, 2.0, 3.0][: ARITY.get(op, 1)]
     graph = Graph()
     folded = graph.constant(graph.add(op, *map(graph.const, values)))
@@ -118,7 +118,7 @@ def test_equal_operations_are_stored_once():
     assert graph.add("add", x, graph.add("neg", y)) == graph.add("sub", x, y)
 
 
-def test_extract_keeps_what_the_outputs_need_in_linear_time():
+def test_extract_takes_linear_time():
     graph = Graph()
     value = graph.input("x")
     for _ in range(100):  # 2^100 paths lead from the output to x
@@ -130,7 +130,7 @@ def test_extract_keeps_what_the_outputs_need_in_linear_time():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_choice_between_two_constants_has_the_dtype_of_the_inputs(dtype):
+def test_where_with_two_constants_has_the_dtype_of_the_inputs(dtype):
     graph = Graph()
     truth = graph.add("gt", graph.input("x"), graph.const(0.0))
     graph.outputs = {"out": graph.add("where", truth, graph.const(0.1), graph.const(0.2))}

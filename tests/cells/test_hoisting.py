@@ -1,4 +1,4 @@
-"""Cells in two parts: what their inputs are normalised to before the loop, and the loop."""
+"""Cells in two parts: the normalisation of inputs before the time loop, and the loop."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ LAYERNORM_LSTM = get_cell("layernorm_lstm")
 
 
 def first_part(cell, Wx, b):
-    """The loop's inputs and biases, in PyTorch."""
+    """Return the loop's inputs and biases, computed by PyTorch."""
     parts = hoisted(cell)
     of_gate = dict(zip(cell.gates, b.unbind(), strict=True))
     inputs = dict(zip(cell.input_gates, Wx.unbind(2), strict=True))
@@ -23,7 +23,7 @@ def first_part(cell, Wx, b):
 
 
 @pytest.mark.parametrize("cell", HOISTED, ids=cell_name)
-def test_both_parts_are_the_cell(cell):
+def test_both_parts_together_equal_the_cell(cell):
     inputs = random_inputs(cell, B=3, T=5, N=2, D=6)
     Wx, R, b, states = inputs
     parts = hoisted(cell)
@@ -49,13 +49,13 @@ def test_gradient_of_the_first_part(cell):
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_the_first_call_may_be_without_gradients(mode):
+def test_first_call_may_be_without_gradients(mode):
     hoisted.cache_clear()
     with mode():
         assert hoisted(LAYERNORM_LSTM) is not None
 
 
-def test_biases_and_gains_of_inputs_leave_the_loop():
+def test_biases_and_gains_of_inputs_are_hoisted():
     parts = hoisted(LAYERNORM_LSTM)
     assert len(parts.values) == 4
     recurrent = [f"r_{gate}" for gate in "ifzo"]
@@ -63,11 +63,11 @@ def test_biases_and_gains_of_inputs_leave_the_loop():
 
 
 @pytest.mark.parametrize("cell", [one for one in (*CELLS, *NORMALISED) if one not in HOISTED], ids=cell_name)
-def test_cells_that_stay_whole(cell):
+def test_other_cells_are_not_split(cell):
     assert hoisted(cell) is None
 
 
-def test_a_part_with_more_results_than_inputs_stays_in_the_loop():
+def test_part_with_more_results_than_inputs_is_not_hoisted():
     def step(x, r, h):
         return layer_norm(x) * h + rms_norm(x) * r
 

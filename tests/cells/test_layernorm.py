@@ -1,4 +1,4 @@
-"""The built-in cells with layer norms: against loops written out, trained, exported, and text generated from them."""
+"""The built-in cells with layer norms, compared with loops that use PyTorch's layer norm."""
 
 import pytest
 import torch
@@ -11,17 +11,17 @@ from tests.tolerances import assert_close
 
 
 def layer_norm(x: Tensor, gain: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    """x [B, N, gates * D], as PyTorch normalises it."""
+    """Return PyTorch's layer norm of x [B, N, gates * D]."""
     return (1 + gain) * F.layer_norm(x, x.shape[-1:], eps=eps) + (0 if bias is None else bias)
 
 
 def together(gates: Tensor) -> Tensor:
-    """[..., G, N, D] -> [..., N, G * D]."""
+    """Return gates [..., G, N, D] as [..., N, G * D]."""
     return gates.movedim(-3, -2).flatten(-2)
 
 
 def layernorm_lstm(Wx: Tensor, R: Tensor, b: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-    """haste's order of computation: x, then R h, each normalised over the gates; then c."""
+    """Normalise x and R h, each over all gates, and then c, as in Haste."""
     x_bias, r_bias, bias, x_gain, r_gain = (together(part) for part in b[:20].split(4))
     c_gain, c_bias = b[20:]
     (h, c), out = states, []
@@ -55,8 +55,8 @@ def test_equals_a_loop_of_pytorch_layer_norms(loop):
     assert_close(results(flashrnn, inputs, function=cell, backend="vanilla"), results(loop, inputs), torch.float64)
 
 
-def test_one_long_sequence():
-    """Norms keep states in range, and what float32 has lost does not add up."""
+def test_errors_do_not_grow_over_a_long_sequence():
+    """Norms keep the states in range, so that errors of float32 do not accumulate."""
     cell = get_cell("layernorm_gru")
     inputs = Inputs(*(x.detach() for x in random_inputs(cell, 1, 2000, 1, 8, torch.float32)))
     h, _ = flashrnn(*inputs, function=cell)

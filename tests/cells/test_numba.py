@@ -1,4 +1,4 @@
-"""What the printed element-wise functions compute, against PyTorch in float64."""
+"""Element-wise functions of the CPU kernels, compared with PyTorch in float64."""
 
 import math
 
@@ -20,7 +20,7 @@ GRID = torch.cat([torch.linspace(-110, 110, 20001), torch.linspace(-2, 2, 20001)
 
 
 def computed(operator: str, x: torch.Tensor) -> torch.Tensor:
-    """`operator` of x, by a cell whose only state is that."""
+    """Return `operator` of x, computed by a cell whose only state it is."""
     function = OPERATORS[operator]
     cell = Cell(f"only_{operator}", lambda g, h: function(g) + 0 * h, states=("h",))
     zeros = x.new_zeros(1, 1, 1)
@@ -45,7 +45,7 @@ def test_functions_are_accurate_to_two_units_in_the_last_place(operator):
     ],
     ids=str,
 )
-def test_nan_infinities_and_overflow_are_pytorchs(operator, dtype):
+def test_nan_infinities_and_overflow_as_in_pytorch(operator, dtype):
     x = POINTS.to(dtype)
     ours, theirs = computed(operator, x), OPERATORS[operator](x)
     assert torch.equal(ours.isnan(), theirs.isnan())
@@ -54,7 +54,7 @@ def test_nan_infinities_and_overflow_are_pytorchs(operator, dtype):
 
 
 @pytest.mark.parametrize("operator", ["max", "min"])
-def test_maximum_keeps_nan_on_either_side(operator):
+def test_maximum_propagates_nan_of_either_operand(operator):
     cell = Cell(f"two_{operator}", lambda a, b, h: OPERATORS[operator](a, b) + 0 * h, states=("h",))
     x = torch.tensor([[1.0, 2.0], [2.0, 1.0], [math.nan, 1.0], [1.0, math.nan]])
     inputs = Inputs(x.view(4, 1, 2, 1, 1), x.new_zeros(2, 1, 1, 1), x.new_zeros(2, 1, 1), None, None)

@@ -1,4 +1,4 @@
-"""Every printer's functions of the operations that a step may use, and of their gradients, against autograd."""
+"""Operations that a step may use and their gradients, printed by every printer, compared with autograd."""
 
 import math
 from collections.abc import Callable
@@ -17,27 +17,27 @@ from tests.cells.operations import EVERY_OPERATION, OF_ONE, OF_TWO
 from tests.cells.test_cuda import compile_for_host, on_host
 from tests.cells.test_triton import flat, in_triton
 
-# Where operations have kinks and jumps, where their parts meet, and where exponentials and squares leave the range.
+# Points at kinks and jumps, where parts of functions meet, and where exponentials and squares overflow.
 SIZES = [0.0, 1e-30, 1e-6, 1e-3, 0.3, 0.42, 0.5, 0.99999, 1.0, 1.00001, 1.5, 2.4, 2.5, 3.0, 6.0, 20.0, 30.0]
 SIZES += [88.5, 100.0, 1e4, 1e30, math.inf]
 NUMBERS = torch.tensor([*SIZES, *(-x for x in SIZES), math.nan])
-# Pairs whose quotients need no rounding: fmod takes a fused multiplication there, which Triton's interpreter has not.
+# Pairs with exact quotients: fmod needs a fused multiply-add otherwise, which Triton's interpreter does not have.
 FEW = torch.tensor([x for size in (0.0, 0.375, 1.0, 2.5, 30.0, math.inf) for x in (size, -size)])
 PAIRS = torch.cartesian_prod(FEW, FEW).T  # [2, points]
 POINTS, GATES, STATES = PAIRS.shape[1], len(EVERY_OPERATION.gates), len(EVERY_OPERATION.states)
 
 
 def operands() -> Tensor:
-    """[points, gates]: x of every operation, then y of those that take two numbers."""
+    """Return gates [points, gates]: x of every operation, then y of those with two operands."""
     one = torch.cat([NUMBERS, NUMBERS.new_ones(POINTS - len(NUMBERS))])
     return torch.stack([*[one] * len(OF_ONE), *[PAIRS[0]] * len(OF_TWO), *[PAIRS[1]] * len(OF_TWO)], 1)
 
 
 def check(new: Tensor, gradients: Tensor) -> None:
-    """Hold new states [points, states] and gradients [points, gates] against the step and autograd.
+    """Compare new states [points, states] and gradients [points, gates] with the step and autograd.
 
-    Errors are relative near 0, where operations are nearly linear, and absolute where they saturate: 1 - tanh(x)^2 is
-    the difference of two numbers near 1.
+    Errors are relative near 0, where operations are nearly linear, and absolute where they saturate, because there
+    1 - tanh(x)^2 is the difference of two numbers near 1.
     """
     values = operands().requires_grad_()
     states = EVERY_OPERATION.update(list(values.unbind(1)), [torch.zeros(POINTS)] * STATES)
@@ -51,7 +51,7 @@ def check(new: Tensor, gradients: Tensor) -> None:
 
 
 def check_printed(call: Callable[[Function, Tensor], Tensor]) -> None:
-    """`call` gives the results of a printed function, [points, results], for its arguments [points, arguments]."""
+    """Check printed functions; `call` returns their results [points, results] for arguments [points, arguments]."""
     forward, factors, backward = functions(EVERY_OPERATION)
     values = torch.cat([operands(), torch.zeros(POINTS, STATES)], 1)
     inner = torch.cat([call(factors, values), torch.ones(POINTS, STATES)], 1)
@@ -79,7 +79,7 @@ def test_cuda(tmp_path):
 
 
 def test_numba():
-    stride = tile(POINTS).stride  # of the kernel's arrays
+    stride = tile(POINTS).stride  # stride of the kernel's arrays
 
     def call(direction: str, *arrays: Tensor) -> None:
         address = cell_step(direction, EVERY_OPERATION, POINTS, torch.float32).part.address

@@ -1,4 +1,4 @@
-"""Reductions over the units of a head: the functions, their graphs, and who serves cells that use them."""
+"""Reductions over the units of a head: the functions, their graphs, and backends that support them."""
 
 import copy
 import pickle
@@ -35,14 +35,14 @@ def randn(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
 
 
-def test_layer_norm_of_several_is_that_of_all_units_together():
+def test_layer_norm_of_several_values_is_that_of_their_concatenation():
     values = randn(3, 5, 7)
     expected = F.layer_norm(torch.cat([*values], -1), (21,), eps=1e-3)
     torch.testing.assert_close(torch.cat(flashrnn.layer_norm(*values, eps=1e-3), -1), expected)
     torch.testing.assert_close(flashrnn.layer_norm(values[0]), F.layer_norm(values[0], (7,)))
 
 
-def test_rms_norm_of_several_is_that_of_all_units_together():
+def test_rms_norm_of_several_values_is_that_of_their_concatenation():
     values = randn(3, 5, 7)
     expected = F.rms_norm(torch.cat([*values], -1), (21,), eps=1e-3)
     torch.testing.assert_close(torch.cat(flashrnn.rms_norm(*values, eps=1e-3), -1), expected)
@@ -50,14 +50,14 @@ def test_rms_norm_of_several_is_that_of_all_units_together():
 
 
 @pytest.mark.parametrize("norm", [flashrnn.layer_norm, lambda *x: flashrnn.layer_norm(*x)[0]], ids=["alone", "jointly"])
-def test_a_mean_far_from_zero_costs_no_accuracy(norm):
-    """In float32, where squares of the numbers would have lost all that tells them apart."""
+def test_layer_norm_is_accurate_for_a_large_mean(norm):
+    """In float32, squares of the values would lose their variation."""
     far = (1e4 + randn(3, 64)).float()
     values = [far] if norm is flashrnn.layer_norm else [far, far + 1]
     torch.testing.assert_close(norm(*values).double(), norm(*(x.double() for x in values)), rtol=2e-3, atol=2e-3)
 
 
-def test_reductions_give_every_unit_the_same():
+def test_reductions_return_the_same_value_for_every_unit():
     x = randn(2, 3, 5)
     for reduction, expected in ((flashrnn.sum, x.sum(-1)), (flashrnn.mean, x.mean(-1)), (flashrnn.max, x.amax(-1))):
         assert reduction(x).shape == x.shape
@@ -81,7 +81,7 @@ STEPS = {
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_graphs_equal_the_step_and_its_gradient(step):
-    """Derived gradients too, of values [sequences, units], some equal to others."""
+    """Values [sequences, units] contain equal numbers."""
     check_graphs(Cell("mine", step, states=("h",)))
 
 
@@ -111,7 +111,7 @@ def check_graphs(cell: Cell) -> None:
 
 
 def gradient_by_statistics(cell: Cell, values: list, new: list, d_new: list) -> dict[str, torch.Tensor]:
-    """Of what a forward stores in place of normalised gates, of its statistics, and of the states after the step."""
+    """Return the gradients, computed from the values that a forward pass stores (see `cells.statistics`)."""
     statistics, names = trace(cell, torch.float64).statistics, (*cell.gates, *cell.states)
     given = dict(zip((*names, *(f"after_{state}" for state in cell.states)), (*values, *new), strict=True))
     stored = torch_function(statistics.forward, list(given), list(statistics.forward.outputs))(*given.values())
@@ -123,7 +123,7 @@ def gradient_by_statistics(cell: Cell, values: list, new: list, d_new: list) -> 
     return {k: torch.as_tensor(x, dtype=torch.float64).expand(9, 5) for k, x in zip(outputs, gradients, strict=True)}
 
 
-def test_a_kernel_exchanges_once_for_each_norm():
+def test_kernels_need_one_exchange_per_norm():
     found = {
         name: [len(exchanges(get_cell(name), d)) for d in ("forward", "backward")]
         for name in ("layernorm_lstm", "layernorm_gru")
@@ -131,8 +131,8 @@ def test_a_kernel_exchanges_once_for_each_norm():
     assert found == {"layernorm_lstm": [2, 2], "layernorm_gru": [1, 1]}
 
 
-def test_a_norm_of_all_gates_takes_three_reductions_and_two_in_the_backward():
-    """However many gates there are; those of the backward wait for the gradient, the others do not."""
+def test_joint_norm_of_gates_takes_three_reductions_forward_and_two_backward():
+    """The number does not depend on the number of gates."""
 
     def step(i, f, z, o, h):
         i, f, z, o = flashrnn.layer_norm(i, f, z, o)
@@ -148,8 +148,8 @@ def test_a_norm_of_all_gates_takes_three_reductions_and_two_in_the_backward():
     [*((cell, "vanilla") for cell in NORMALISED), (NORMALISED_ELMAN, "cpu_fused"), (COMPETING, "cpu_fused")],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_equal_units(cell, backend):
-    """Their variance is zero, and nothing is rounded in the mean of eight."""
+def test_norms_of_equal_units(cell, backend):
+    """The variance is zero, and the mean of eight equal values is exact."""
     inputs = random_inputs(cell, 2, 4, 2, 8)
     with torch.no_grad():
         for x in (inputs.Wx, inputs.b, inputs.states):
@@ -160,7 +160,7 @@ def test_equal_units(cell, backend):
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
-def test_element_wise_cells_reduce_nothing(cell):
+def test_element_wise_cells_have_no_reductions(cell):
     assert not trace(cell).reduces
 
 
@@ -174,12 +174,12 @@ def test_element_wise_cells_reduce_nothing(cell):
     ],
     ids=["torch.mean", "of what is mixed", "of other sequences", "mixed after it"],
 )
-def test_a_step_that_mixes_units_otherwise_is_refused(step):
+def test_step_that_mixes_units_without_reductions_is_an_error(step):
     with pytest.raises(ValueError, match=r"flashrnn\.mean"):
         Cell("mine", step, states=("h",))
 
 
-def test_what_cannot_be_traced_names_its_line():
+def test_trace_error_names_the_line_of_the_step():
     def step(g, h):
         g = flashrnn.layer_norm(g)
         return torch.lgamma(g) + h
@@ -194,20 +194,20 @@ def problem(device: str, head_dim: int = 64, dtype: torch.dtype = torch.float32)
     return Problem(NORMALISED_LSTM, 1, head_dim, dtype, torch.device(device), True, False)
 
 
-def test_backends_that_reduce():
+def test_backends_support_reductions():
     assert choose("cuda", problem("cuda")._replace(assumed_gpu=named_gpu("H100"))).name == "cuda"
     assert choose("auto", problem("cpu")).name == "cpu_fused"
 
 
-def test_heads_are_not_padded():
-    """The padding would be among the units."""
+def test_heads_of_cells_with_reductions_are_not_padded():
+    """Reductions would include the padding."""
     on_gpu = problem("cuda", 33, torch.bfloat16)._replace(assumed_gpu=named_gpu("H100"))
     assert units_to_add(on_gpu._replace(cell=get_cell("lstm"))) == 7
     assert units_to_add(on_gpu) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_layers_of_every_dtype_step_as_they_run(dtype):
+def test_single_steps_equal_the_whole_sequence(dtype):
     torch.manual_seed(0)
     layer, x = FlashRNN(6, 16, num_layers=2, num_heads=2, function=NORMALISED_ELMAN).to(dtype), randn(4, 3, 6).to(dtype)
     with torch.no_grad():
@@ -220,7 +220,7 @@ def test_layers_of_every_dtype_step_as_they_run(dtype):
     torch.testing.assert_close(states, h)
 
 
-def test_a_layer_is_exported_and_compiled():
+def test_layer_can_be_exported_and_compiled():
     torch.compiler.reset()
     layer, x = FlashRNN(3, 8, num_heads=2, function=NORMALISED_ELMAN), randn(4, 2, 3).float()
     exported = torch.export.export(layer, (x,)).module()
@@ -231,6 +231,6 @@ def test_a_layer_is_exported_and_compiled():
     compiled(x)[0].sum().backward()
 
 
-def test_copies_keep_the_cell():
+def test_copies_and_pickles_are_the_same_cell():
     assert copy.deepcopy(NORMALISED_LSTM) is NORMALISED_LSTM
     assert pickle.loads(pickle.dumps(NORMALISED_LSTM)) is NORMALISED_LSTM

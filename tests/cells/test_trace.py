@@ -95,19 +95,19 @@ def test_element_wise_operations_have_graphs(activation):
     check_graphs(cell_of(activation))
 
 
-def test_factors_are_made_before_the_gradient_arrives():
-    """The chain of dependent steps of an LSTM's backward has only a few multiplications."""
+def test_factors_do_not_depend_on_gradients():
+    """Only a few multiplications per step of an LSTM's backward pass depend on the next step."""
     graphs = trace(get_cell("lstm"))
     assert [node.op for node in graphs.backward.nodes].count("mul") <= 7
     assert len(graphs.factors.outputs) <= 6
     assert not any(name.startswith("d_") for name in graphs.factors.inputs)
 
 
-def test_a_trace_is_made_once():
+def test_trace_is_cached():
     assert trace(get_cell("gru")) is trace(get_cell("gru"))
 
 
-def test_threads_may_trace_at_the_same_time():
+def test_threads_can_trace_concurrently():
     cells = [cell_of(lambda x, k=k: torch.tanh(x + k)) for k in range(4)]
     with ThreadPoolExecutor(4) as pool:
         traces = list(pool.map(trace, cells))
@@ -115,14 +115,14 @@ def test_threads_may_trace_at_the_same_time():
 
 
 @pytest.mark.parametrize("wrong", [lambda x: x, torch.abs, lambda x: 1.0001 * x.clamp(min=0), lambda x: 0 * x])
-def test_a_graph_that_computes_something_else_is_refused(monkeypatch, wrong):
+def test_graph_that_differs_from_the_step_is_an_error(monkeypatch, wrong):
     monkeypatch.setitem(recorder.PARTS, "relu", wrong)
     with pytest.raises(UntraceableCell, match=r"new_h .*g=\S+, h="):
         trace(cell_of(torch.relu))
 
 
-def test_a_gradient_that_is_another_is_refused(monkeypatch):
-    """Its kink, where PyTorch's relu has the gradient 0, is among the points that are compared."""
+def test_gradient_that_differs_from_autograd_is_an_error(monkeypatch):
+    """The compared points include the kink at 0, where PyTorch's relu has the gradient 0."""
     monkeypatch.setitem(recorder.PARTS, "threshold_backward", lambda grad, x, threshold: torch.where(x >= 0, grad, 0.0))
     with pytest.raises(UntraceableCell, match=r"d_g .*g=0, h=0"):
         trace(cell_of(torch.relu))
@@ -138,7 +138,7 @@ def test_a_gradient_that_is_another_is_refused(monkeypatch):
     ],
     ids=["inference_mode", "no_grad", "autocast", "default_device"],
 )
-def test_a_trace_is_the_same_wherever_it_is_made(context):
+def test_trace_does_not_depend_on_modes_of_pytorch(context):
     first, second = (Cell("mine", get_cell("slstm").step, get_cell("slstm").states) for _ in range(2))
     with context():
         inside = trace(first)
@@ -154,34 +154,34 @@ def test_a_trace_is_the_same_wherever_it_is_made(context):
     ids=["lgamma", "integers"],
 )
 def test_operator_without_a_scalar_form_is_named(activation, operator):
-    with pytest.raises(UntraceableCell, match=f"'mine' .*{re.escape(operator)}.*sigmoid"):  # which has one
+    with pytest.raises(UntraceableCell, match=f"'mine' .*{re.escape(operator)}.*sigmoid"):  # sigmoid has one
         trace(cell_of(activation))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("inner", [lambda x: x, lambda x: x.detach()], ids=["with gradient", "without"])
-def test_a_cast_to_a_narrow_dtype_is_refused(dtype, inner):
-    """Kernels that left the cast out would compute another cell."""
+def test_cast_to_a_narrow_dtype_is_an_error(dtype, inner):
+    """Kernels would compute another function without the cast."""
     with pytest.raises(UntraceableCell, match=f"'mine' .*{dtype}"):
         trace(cell_of(lambda x: torch.tanh(x) + inner(x).to(dtype).to(x.dtype)))
 
 
-def test_a_cast_to_the_dtype_of_kernels_is_allowed():
+def test_cast_to_the_dtype_of_kernels_is_allowed():
     with_casts = trace(cell_of(lambda x: torch.tanh(x.float()).to(x.dtype)))
     assert with_casts == trace(cell_of(torch.tanh))
 
 
-def test_python_branch_on_values_is_refused():
+def test_python_branch_on_values_is_an_error():
     def step(g, h):
-        plain = h.as_subclass(torch.Tensor)  # in which the definition of the cell does not find the branch
+        plain = h.as_subclass(torch.Tensor)  # the checks of `Cell` do not find a branch on this tensor
         return g if (plain > -9).any() else h
 
     with pytest.raises(UntraceableCell, match=r"'mine'.*aten\.any"):
         trace(Cell("mine", step, states=("h",)))
 
 
-def test_a_compiled_model_may_be_the_first_to_trace_a_cell():
-    """PyTorch's tracing modes do not nest: inside an operator of a compiled model a trace once crashed the process."""
+def test_first_trace_can_happen_in_a_compiled_model():
+    """PyTorch's tracing modes cannot be nested, and a trace in an operator of a compiled model crashed the process."""
     cell = Cell("mine", lambda g, h: torch.tanh(g), states=("h",))
     layer = torch.compile(FlashRNN(4, 4, function=cell, backend="vanilla"), fullgraph=True, backend="aot_eager")
     before = _traced.cache_info().currsize
@@ -189,14 +189,14 @@ def test_a_compiled_model_may_be_the_first_to_trace_a_cell():
     assert _traced.cache_info().currsize == before + 1
 
 
-def test_a_captured_tensor_with_dimensions_is_named():
+def test_captured_tensor_with_dimensions_is_an_error():
     tau = torch.tensor([0.3])
     with pytest.raises(UntraceableCell, match=r"'mine' .*\[1\]"):
         trace(Cell("mine", lambda g, h: tau * torch.tanh(g) + h, states=("h",)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_constants_are_those_of_the_dtype_that_kernels_compute_in(dtype):
+def test_dtype_dependent_constants_are_those_of_the_kernels_dtype(dtype):
     def step(g, n, h):
         return torch.sigmoid(g) * h / torch.clamp(n, min=torch.finfo(n.dtype).tiny)
 
@@ -204,8 +204,8 @@ def test_constants_are_those_of_the_dtype_that_kernels_compute_in(dtype):
     assert torch.finfo(dtype).tiny in [node.value for node in graph.nodes if node.op == "const"]
 
 
-def test_a_cell_is_traced_in_anomaly_mode():
-    """Whose checks for NaN are operators without a scalar form."""
+def test_cell_can_be_traced_in_anomaly_mode():
+    """The checks for NaN in this mode have no scalar form."""
     cell = Cell("watched", lambda g, h: torch.tanh(g), states=("h",))
     with torch.autograd.set_detect_anomaly(True):
         trace(cell, torch.float32)

@@ -1,4 +1,4 @@
-"""The printed Triton functions, in Triton's interpreter, compute what the graphs' PyTorch functions compute."""
+"""Printed Triton functions, in Triton's interpreter, agree with the graphs' PyTorch functions."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ from tests.problems import CELLS, cell_name
 
 
 def apply(values, results, function: tl.constexpr, ARGUMENTS: tl.constexpr, RESULTS: tl.constexpr, SIZE: tl.constexpr):
-    """Columns `results` = function(columns `values`), both with SIZE rows."""
+    """Compute the columns of `results` from those of `values`, with SIZE rows."""
     row = tl.arange(0, SIZE)
     arguments = ()
     for k in tl.static_range(ARGUMENTS):
@@ -29,7 +29,7 @@ def apply(values, results, function: tl.constexpr, ARGUMENTS: tl.constexpr, RESU
 
 
 def in_triton(function: Function, values: Tensor) -> Tensor:
-    """[count, results] of the printed function on values [count, arguments]."""
+    """Return the results [count, results] of a printed function for values [count, arguments]."""
     arguments, results = (sum(map(len, groups.values())) for groups in (function.inputs, function.outputs))
     size = triton.next_power_of_2(len(values))
     columns = torch.ones(arguments, size)
@@ -46,7 +46,7 @@ def flat(groups: dict[str, Sequence[str]]) -> list[str]:
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
-def test_cells(cell):
+def test_printed_functions_of_cells(cell):
     values = torch.cat(values_of(cell), 1)
     forward, factors, backward = functions(cell)
     for function in (forward, factors):
@@ -69,8 +69,8 @@ def test_every_operator_and_constant():
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("op", ["atan", "erfc", "exp", "exp2", "expm1", "log1p", "sigmoid", "tanh"])
-def test_errors_are_relative(op):
-    """Also of the smallest results, which are the difference of two numbers near 1."""
+def test_relative_errors_are_small(op):
+    """Even for the smallest results, which are differences of two numbers near 1."""
     graph = Graph()
     graph.outputs = {"out": graph.add(op, graph.input("x"))}
     sizes = torch.logspace(-30, 0.9, 1000)
@@ -82,16 +82,16 @@ def test_errors_are_relative(op):
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_saturated_gates_are_exact():
-    """No overflow becomes a NaN, however large a gate is."""
+def test_large_gates_saturate_exactly():
+    """Overflow does not cause NaN."""
     cell = Cell("saturated", lambda a, b, h: torch.sigmoid(a) + torch.tanh(b) + 0 * h, ("h",))
     large = torch.tensor([-1e30, -1e4, -100.0, 100.0, 1e4, 1e30])
     out = in_triton(functions(cell)[0], torch.stack([large, large, torch.zeros(6)], 1))
     assert torch.equal(out[:, 0], torch.tensor([-1.0, -1.0, -1.0, 2.0, 2.0, 2.0]))
 
 
-def test_a_changed_cell_of_the_same_name_is_another_function():
-    """Triton keeps kernels by their source: a cell redefined in a notebook must not get the kernels of the old one."""
+def test_redefined_cell_gets_new_kernels():
+    """Triton caches kernels by their source, and a notebook may redefine a cell of the same name."""
     texts = [cell_functions(Cell("mine", step, ("h",))) for step in (lambda g, h: g + h, lambda g, h: g - h)]
     first, second = (load(text, "mine", ["cell_forward"])[0] for text in texts)
     assert first.cache_key != second.cache_key

@@ -1,4 +1,4 @@
-"""Packages of PyPI that calls are held against. No requirement of the tests: one has the name of this project's."""
+"""Packages from PyPI to compare with. They are not requirements, because one has the name of this project's package."""
 
 import importlib
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 
 
 def unpack(requirement: str, folder: Path) -> Path:
-    """The content of a wheel without its dependencies; skips the test where PyPI cannot be reached."""
+    """Unpack a wheel without its dependencies; skip the test if PyPI cannot be reached."""
     options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--retries=1", "--timeout=20"]
     command = [sys.executable, "-m", "pip", "download", *options, f"--dest={folder}", requirement]
     ended = subprocess.run(command, capture_output=True, text=True)
@@ -27,7 +27,7 @@ def unpack(requirement: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def flashrnn_108(tmp_path_factory) -> Iterator[ModuleType]:
-    """flashrnn 1.0.8, imported under another name than its own: all its imports are relative."""
+    """Return flashrnn 1.0.8, imported under another name; all its imports are relative."""
     folder = unpack("flashrnn==1.0.8", tmp_path_factory.mktemp("flashrnn_108"))
     (folder / "flashrnn").rename(folder / "flashrnn_108")
     yield from _imported("flashrnn_108", folder)

@@ -1,4 +1,4 @@
-"""Random calls of FlashRNN 1.0.8, in any of its layouts, and what comes of them: states and gradients."""
+"""Random calls of FlashRNN 1.0.8 in any of its layouts, and their states and gradients."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from torch import Tensor
 from flashrnn import get_cell
 
 AXES = {"input_shape": "BTGHD", "recurrent_shape": "GHDP", "bias_shape": "GHD", "output_shape": "SBTHD"}
-"""Layouts where none are given."""
+"""The default layouts."""
 
 OTHERS = (
     {"input_shape": "TBGHD", "recurrent_shape": "HPGD", "bias_shape": "HGD", "output_shape": "STBHD"},
@@ -19,7 +19,7 @@ OTHERS = (
 
 
 class Call(NamedTuple):
-    """The tensors of a call."""
+    """The tensor arguments of a call."""
 
     Wx: Tensor
     R: Tensor
@@ -27,7 +27,7 @@ class Call(NamedTuple):
     states: Tensor | None
 
     def permuted(self, layouts: Mapping[str, str]) -> "Call":
-        """The same call in other layouts."""
+        """Return the same call in other layouts."""
         pairs = zip(self, AXES, strict=True)
         return Call(*(x if x is None else permuted(x, AXES[field], layouts[field]) for x, field in pairs))
 
@@ -54,7 +54,7 @@ def random_call(
 
 
 def results(run: Callable[..., tuple[Tensor, Tensor]], call: Call, **options) -> dict[str, Tensor]:
-    """All states and last states that `run` returns, and the gradients of a random mix of both."""
+    """Return all states and last states of `run`, and the gradients of a random mix of both."""
     inputs = Call(*(x if x is None else x.detach().clone().requires_grad_() for x in call))
     outputs = run(*inputs, **options)
     generator = torch.Generator().manual_seed(1)

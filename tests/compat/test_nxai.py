@@ -1,4 +1,4 @@
-"""FlashRNN 1.0.8's calls: values by time loops that are written out here, layouts, dtypes, what is refused."""
+"""Calls of FlashRNN 1.0.8: values compared with plain time loops, layouts, dtypes, errors."""
 
 from itertools import combinations
 
@@ -54,7 +54,7 @@ def time_loop(Wx, R, b, states, function):
 
 @pytest.mark.parametrize(("T", "initial"), [(1, False), (7, True)], ids=["from zero", "from states"])
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_states_and_gradients_are_those_of_the_time_loop(function, T, initial):
+def test_states_and_gradients_equal_a_plain_loop(function, T, initial):
     call = random_call(function, torch.float64, T, initial)
     expected = results(time_loop, call, function=function)
     assert_close(results(nxai.flashrnn, call, function=function), expected, torch.float64)
@@ -70,7 +70,7 @@ def test_layouts(function, layouts):
         torch.testing.assert_close(permuted(out, layouts["output_shape"], AXES["output_shape"]), expected)
 
 
-def test_last_states_go_on_where_a_call_ended():
+def test_continuing_from_the_last_states_equals_the_whole_sequence():
     Wx, R, b, states = random_call("slstm", torch.float64)
     every, last = nxai.flashrnn(Wx, R, b, states, function="slstm")
     begun, state = nxai.flashrnn(Wx[:, :3], R, b, states, function="slstm")
@@ -80,7 +80,7 @@ def test_last_states_go_on_where_a_call_ended():
 
 
 @pytest.mark.parametrize("given", list(combinations(("hidden_dim", "num_heads", "head_dim"), 2)), ids=" ".join)
-def test_two_sizes_give_the_third(given):
+def test_third_size_follows_from_two(given):
     sizes = {"hidden_dim": 48, "num_heads": 3, "head_dim": 16}
     config = nxai.FlashRNNConfig(**{name: sizes[name] for name in given})
     assert {name: getattr(config, name) for name in sizes} == sizes
@@ -88,14 +88,14 @@ def test_two_sizes_give_the_third(given):
 
 
 @pytest.mark.parametrize("value", [0.5, [0.5, -1.0]], ids=["one for all", "one for each state"])
-def test_initial_val_is_where_states_start(value):
+def test_initial_val_sets_the_initial_states(value):
     Wx, R, b, states = random_call("lstm", torch.float64)
     states = torch.tensor(value).expand(2)[:, None, None, None, None].expand_as(states).double()
     config = nxai.FlashRNNConfig(dtype="float64", initial_val=value)
     torch.testing.assert_close(nxai.flashrnn(Wx, R, b, config=config), nxai.flashrnn(Wx, R, b, states))
 
 
-def test_a_call_returns_the_dtype_of_its_input():
+def test_outputs_have_the_dtype_of_the_inputs():
     call = random_call("lstm", torch.bfloat16)
     assert [x.dtype for x in nxai.flashrnn(*call)] == [torch.bfloat16] * 2
     single = [x.float() for x in call]
@@ -106,15 +106,15 @@ def test_a_call_returns_the_dtype_of_its_input():
     )
 
 
-def test_a_configuration_says_the_dtypes():
+def test_configuration_sets_the_dtypes():
     call = random_call("lstm", torch.float32)
     assert nxai.flashrnn(*call, config=nxai.FlashRNNConfig())[0].dtype == torch.bfloat16
     assert nxai.flashrnn(*call, config=nxai.FlashRNNConfig(dtype_s="float32"))[0].dtype == torch.float32
-    alone = nxai.flashrnn(*call, config=nxai.FlashRNNConfig(backend="vanilla"))  # looks at tensors, as there
+    alone = nxai.flashrnn(*call, config=nxai.FlashRNNConfig(backend="vanilla"))  # dtypes of the tensors
     torch.testing.assert_close(alone, nxai.flashrnn(*call, backend="vanilla"), rtol=0, atol=0)
 
 
-def test_half_states_are_those_of_flashrnn_rounded():
+def test_half_type_states_are_rounded_results_of_flashrnn():
     Wx, R, b, states = random_call("lstm", torch.float16)
     every, last = nxai.flashrnn(Wx, R, b, states)
     h, end, (_, c) = flashrnn(Wx, R, b, states.squeeze(2), return_states=True)
@@ -123,14 +123,14 @@ def test_half_states_are_those_of_flashrnn_rounded():
 
 
 @pytest.mark.parametrize("function", ["lstm", "slstm"])
-def test_its_loop_with_a_gradient_by_hand_is_our_vanilla(function):
+def test_vanilla_fwbw_is_our_vanilla(function):
     call = random_call(function, torch.float32)
     outputs = (nxai.flashrnn(*call, function=function, backend=name) for name in ("vanilla_fwbw", "vanilla"))
     torch.testing.assert_close(*outputs, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("backend", ["cuda_fused", "cuda", "triton_fused"])
-def test_its_kernels_have_the_names_of_ours(backend):
+def test_names_of_kernels_are_those_of_our_backends(backend):
     with pytest.raises(UnsupportedProblem, match=f"'{backend}': "):
         nxai.flashrnn(*random_call("lstm", torch.float32), backend=backend)
 
@@ -145,7 +145,7 @@ def test_its_kernels_have_the_names_of_ours(backend):
     ],
     ids=lambda field: next(iter(field)),
 )
-def test_what_would_change_results_is_refused(field):
+def test_unsupported_options_that_change_results_are_an_error(field):
     with pytest.raises(NotImplementedError, match=rf"{next(iter(field))}="):
         nxai.FlashRNNConfig(**field)
 
@@ -159,12 +159,12 @@ def test_what_would_change_results_is_refused(field):
         ({"function": "mlstm"}, "'mlstm'"),
     ],
 )
-def test_a_configuration_that_makes_no_sense_is_refused(field, message):
+def test_invalid_configuration_is_an_error(field, message):
     with pytest.raises(ValueError, match=message):
         nxai.FlashRNNConfig(**field)
 
 
-def test_tensors_in_another_layout_are_refused():
+def test_tensors_in_another_layout_are_an_error():
     Wx, R, b, states = random_call("lstm", torch.float32)
     with pytest.raises(ValueError, match=r"Wx .*BTGHD, got \[3, 7, 40\]"):
         nxai.flashrnn(Wx.flatten(2), R, b)

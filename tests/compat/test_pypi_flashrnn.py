@@ -1,4 +1,4 @@
-"""`flashrnn.compat.nxai` beside FlashRNN 1.0.8 itself, whose time loop in PyTorch (backend "vanilla") runs on CPUs."""
+"""`flashrnn.compat.nxai` compared with FlashRNN 1.0.8, whose backend "vanilla" runs on CPUs."""
 
 import inspect
 from dataclasses import asdict, fields
@@ -17,7 +17,7 @@ FUNCTIONS = ("lstm", "slstm", "gru", "elman")
 @pytest.mark.parametrize("T", [1, 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_a_call_returns_what_it_returns(flashrnn_108, function, dtype, T, initial):
+def test_results_equal_flashrnn_1_0_8(flashrnn_108, function, dtype, T, initial):
     call, options = random_call(function, dtype, T, initial), {"function": function, "backend": "vanilla"}
     expected = results(flashrnn_108.flashrnn, call, **options)
     for backend in ("vanilla", "auto"):
@@ -28,7 +28,7 @@ def test_a_call_returns_what_it_returns(flashrnn_108, function, dtype, T, initia
 
 @pytest.mark.parametrize("layouts", [AXES, *OTHERS], ids=lambda layouts: "-".join(layouts.values()))
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_layouts_are_its_layouts(flashrnn_108, function, layouts):
+def test_layouts_equal_flashrnn_1_0_8(flashrnn_108, function, layouts):
     call = random_call(function, torch.float64)
     sizes = {"num_heads": call.b.shape[1], "head_dim": call.b.shape[2]}
     expected, out = (
@@ -42,18 +42,18 @@ def test_layouts_are_its_layouts(flashrnn_108, function, layouts):
     assert_close(out, expected, torch.float64)
 
 
-def test_arguments_are_its_arguments(flashrnn_108):
+def test_arguments_equal_flashrnn_1_0_8(flashrnn_108):
     assert list(inspect.signature(nxai.flashrnn).parameters) == list(
         inspect.signature(flashrnn_108.flashrnn).parameters
     )
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_a_configuration_has_its_fields_and_values(flashrnn_108, function):
+def test_configuration_equals_flashrnn_1_0_8(flashrnn_108, function):
     options = {"backend": "vanilla", "function": function, "hidden_dim": 48, "num_heads": 3}
     ours, theirs = nxai.FlashRNNConfig(**options), flashrnn_108.FlashRNNConfig(**options)
     assert [field.name for field in fields(ours)] == [f.name for f in fields(theirs) if not f.name.startswith("_")]
-    of_kernels = {"constants", *(f"dtype_{letter}" for letter in "brga")}  # which are ignored, or must be unset
+    of_kernels = {"constants", *(f"dtype_{letter}" for letter in "brga")}  # ignored, or must not be set
     expected = {name: value for name, value in asdict(theirs).items() if name in asdict(ours).keys() - of_kernels}
     assert {name: value for name, value in asdict(ours).items() if name in expected} == expected
     assert ours.input_dim == theirs.input_dim

@@ -1,4 +1,4 @@
-"""sLSTM blocks of xlstm 2.0.6 with the kernel of docs/moving_over.md beside the package's own time loop in PyTorch."""
+"""sLSTM blocks of xlstm 2.0.6 with the kernel of docs/moving_over.md, compared with the package's loop in PyTorch."""
 
 import importlib
 import re
@@ -15,7 +15,7 @@ d, HEADS = 24, 3
 
 @pytest.fixture(scope="module")
 def kernel(xlstm, tmp_path_factory):
-    """The page's file, imported as its reader does."""
+    """Return the module of the page, imported like by a reader."""
     file = tmp_path_factory.mktemp("page") / "slstm_kernel.py"
     page = PAGES["docs/moving_over.md"].read_text()
     file.write_text(re.search(r'^```python title="slstm_kernel\.py"\n(.*?)^```', page, re.DOTALL | re.MULTILINE)[1])
@@ -38,7 +38,7 @@ def block(xlstm, backend, function):
 
 
 def moved(values, source, target):
-    """Values by the names of parameters, from the layout of the source's backend to that of the target's."""
+    """Return values by parameter name, converted from the layout of `source`'s backend to that of `target`'s."""
     source, target = source.xlstm.slstm_cell, target.xlstm.slstm_cell
     values = dict(values)
     R, b = (f"xlstm.slstm_cell.{name}" for name in ("_recurrent_kernel_", "_bias_"))
@@ -49,7 +49,7 @@ def moved(values, source, target):
 
 @pytest.fixture(params=["slstm", "lstm"])
 def blocks(request, xlstm, kernel):
-    """The package's block, and the same with the kernel replaced."""
+    """Return a block of the package, and the same block with our kernel."""
     theirs, ours = (block(xlstm, backend, request.param) for backend in ("vanilla", "cuda"))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -60,7 +60,7 @@ def blocks(request, xlstm, kernel):
     return theirs, ours
 
 
-def test_outputs_and_gradients_of_a_block(blocks):
+def test_outputs_and_gradients_of_a_block_are_equal(blocks):
     _, ours = blocks
     generator = torch.Generator().manual_seed(1)
     x, mix = torch.randn(2, 3, 17, d, generator=generator)
@@ -75,7 +75,7 @@ def test_outputs_and_gradients_of_a_block(blocks):
     assert_close(out, expected, torch.float32)
 
 
-def test_states_of_a_layer_and_a_sequence_that_goes_on(blocks):
+def test_states_of_a_layer_and_continued_sequences_are_equal(blocks):
     x = torch.randn(3, 9, d, generator=torch.Generator().manual_seed(1))
     results = []
     for model in blocks:
@@ -87,8 +87,8 @@ def test_states_of_a_layer_and_a_sequence_that_goes_on(blocks):
 
 
 @pytest.mark.parametrize("backend", ["vanilla", "cuda"])
-def test_layers_of_a_checkpoint_become_mixers(backend, xlstm, kernel, tmp_path):
-    """A state_dict of the package's whole stack, in the layout of both of its backends."""
+def test_checkpoint_of_xlstm_can_be_imported(backend, xlstm, kernel, tmp_path):
+    """A state_dict of a whole stack, in the layouts of both of the package's backends."""
     layer = xlstm.sLSTMLayerConfig(num_heads=HEADS, backend="vanilla", function="slstm", dtype="float32")
     config = xlstm.xLSTMBlockStackConfig(
         slstm_block=xlstm.sLSTMBlockConfig(slstm=layer), embedding_dim=d, num_blocks=2, slstm_at="all", dropout=0.0

@@ -1,4 +1,4 @@
-"""A problem of ours in OR-tools CP-SAT: the same variables, constraints and objective, for comparison."""
+"""Translation of a problem to OR-tools CP-SAT: the same variables, constraints and objective, for comparison."""
 
 import operator
 from collections.abc import Collection
@@ -40,10 +40,10 @@ RELATIONS = {
 def solve_with_cp_sat(
     problem: ConstraintProblem, objective: tuple[Expression, ...] = (), only: Collection[str] | None = None
 ) -> Solution | None:
-    """A solution that minimises the objective (of a tuple, the first counts most), or None if there is no solution.
+    """Return a solution that minimises the objective (lexicographically if it is a tuple); None if there is none.
 
-    `only` names the constraints to be kept, all of them if it is None.
-    CP-SAT runs with one worker: the fastest at this size, and what one core can be held against.
+    `only` names the constraints to use; None means all. CP-SAT runs with one worker, which is the fastest at these
+    sizes and comparable with our solver.
     """
     translation = _Translation()
     for variable in problem.variables:
@@ -63,7 +63,7 @@ def solve_with_cp_sat(
 
 
 def _combined(objective: tuple[Expression, ...], translation: "_Translation") -> Any:
-    """One number whose order is the lexicographic order of the objective."""
+    """Return one expression with the lexicographic order of the objective."""
     total: Any = 0
     for expression in objective:
         low, high = expression.bounds
@@ -72,11 +72,11 @@ def _combined(objective: tuple[Expression, ...], translation: "_Translation") ->
 
 
 class _Translation:
-    """Expressions as linear expressions of CP-SAT, with a variable for the result of each operation that is not."""
+    """Translates expressions to linear expressions of CP-SAT, with a variable per result of a nonlinear operation."""
 
     def __init__(self) -> None:
         self.model = cp_model.CpModel()
-        self.made: dict[Expression, Any] = {}  # by identity: == of expressions is a condition
+        self.made: dict[Expression, Any] = {}  # keys by identity, because == of expressions is a condition
 
     def of(self, e: Expression) -> Any:
         if isinstance(e, Variable):
@@ -93,13 +93,13 @@ class _Translation:
         return self.model.new_int_var(low, high, f"t{len(self.model.proto.variables)}")
 
     def bound(self, e: Expression) -> cp_model.IntVar:
-        """A variable equal to an expression."""
+        """Return a variable equal to an expression."""
         result = self.new(*e.bounds)
         self.model.add(result == self.of(e))
         return result
 
     def demand(self, condition: Condition, enforcing: list[cp_model.IntVar] | None = None) -> None:
-        """Adds a condition, to hold if all of the enforcing literals are true."""
+        """Add a condition that must hold if all `enforcing` literals are true."""
         enforcing = enforcing or []
         if isinstance(condition, AllOf):
             for part in condition.parts:
@@ -144,7 +144,7 @@ def _quotient(t: _Translation, e: Quotient) -> Any:
     if a.bounds[0] >= 0:
         t.model.add_division_equality(result, t.of(a), t.of(b))
         return result
-    # CP-SAT rounds towards zero, so the definition itself: b * result <= a < b * result + b.
+    # CP-SAT's own division rounds towards zero, so use the definition: b * result <= a < b * result + b.
     multiple = t.new(min(-abs(x) for x in a.bounds) - b.bounds[1], max(abs(x) for x in a.bounds))
     t.model.add_multiplication_equality(multiple, [t.of(b), result])
     t.model.add(multiple <= t.of(a))

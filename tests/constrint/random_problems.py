@@ -1,4 +1,4 @@
-"""Random small problems, and their solutions by trying everything."""
+"""Random small problems, and their solutions by brute force."""
 
 from collections.abc import Callable
 from itertools import product
@@ -55,7 +55,7 @@ OPERATIONS: list[Callable[[Expression, Expression], Expression]] = [
 
 @st.composite
 def problems(draw: st.DrawFn, max_constraints: int = 4) -> ConstraintProblem:
-    """Up to four variables of up to twenty values each, all kinds of expressions and conditions."""
+    """Draw a problem with up to four variables of up to twenty values, and all kinds of expressions and conditions."""
     problem = ConstraintProblem()
     for name in "wxyz"[: draw(st.integers(1, 4))]:
         problem.variable(name, draw(DOMAINS), prefer=draw(st.sampled_from(["smallest", "largest"])))
@@ -90,7 +90,7 @@ def conditions(draw: st.DrawFn, variables: tuple[Variable, ...], depth: int = 1)
 
 
 def applied(operation: Callable[[Any, Any], Any], a: Any, b: Any, otherwise: Any) -> Any:
-    """The operation, unless it divides by zero, has a negative exponent or gives numbers beyond CP-SAT's."""
+    """Return the operation, or `otherwise` if it may divide by zero, has a negative exponent or overflows in CP-SAT."""
     try:
         result = operation(a, b)
     except (ValueError, ZeroDivisionError, TypeError, OverflowError):
@@ -104,7 +104,7 @@ def applied(operation: Callable[[Any, Any], Any], a: Any, b: Any, otherwise: Any
 def brute_force(
     problem: ConstraintProblem, without: str | None = None, only: tuple[str, ...] | None = None
 ) -> list[Values]:
-    """All solutions: the constraints are evaluated by Python from their text, which so is tested too."""
+    """Return all solutions. Python evaluates the text of the constraints, which tests the text, too."""
     names = [variable.name for variable in problem.variables]
     texts = [
         repr(constraint.condition)
@@ -117,7 +117,7 @@ def brute_force(
 
 
 def evaluated(expression: Expression | int, point: Values) -> int:
-    """The value of an expression's text."""
+    """Return the value of an expression, evaluated from its text."""
     return eval(repr(expression), FUNCTIONS, dict(point))
 
 

@@ -1,4 +1,4 @@
-"""Mistakes in writing a problem: one clear error each, where the mistake is made."""
+"""Mistakes in a problem cause one clear error where the mistake is made."""
 
 import pytest
 
@@ -25,12 +25,12 @@ def problem() -> ConstraintProblem:
         ("x", [1], ValueError, "'x'"),
     ],
 )
-def test_variables(problem, name, values, error, message):
+def test_wrong_variable_is_an_error(problem, name, values, error, message):
     with pytest.raises(error, match=message):
         problem.variable(name, values)
 
 
-def test_unknown_preference(problem):
+def test_unknown_preference_is_an_error(problem):
     with pytest.raises(ValueError, match=r"'biggest' .*'smallest' .*'largest'"):
         problem.variable("y", [1], prefer="biggest")
 
@@ -60,7 +60,7 @@ def test_unknown_preference(problem):
         (lambda x, z: all_of(x > 1, True), TypeError, "all_of: True "),
     ],
 )
-def test_expressions(problem, build, error, message):
+def test_wrong_expression_is_an_error(problem, build, error, message):
     with pytest.raises(error, match=message):
         build(*problem.variables)
 
@@ -74,14 +74,14 @@ def test_expressions(problem, build, error, message):
         ("c", lambda x: True, TypeError, "'c': True "),
     ],
 )
-def test_constraints(problem, name, build, error, message):
+def test_wrong_constraint_is_an_error(problem, name, build, error, message):
     x, _ = problem.variables
     problem.add("taken", x >= 1)
     with pytest.raises(error, match=message):
         problem.add(name, build(x))
 
 
-def test_variables_of_another_problem(problem):
+def test_variables_of_another_problem_are_an_error(problem):
     x, _ = problem.variables
     foreign = ConstraintProblem().variable("x", range(4))
     message = "'x' .*another problem"
@@ -95,17 +95,17 @@ def test_variables_of_another_problem(problem):
             attempt()
 
 
-def test_order_of_names(problem):
+def test_order_must_contain_variables(problem):
     with pytest.raises(TypeError, match="order: 'x' "):
         problem.solve(order=["x"])
 
 
-def test_objective_that_is_none(problem):
+def test_objective_must_be_an_expression(problem):
     with pytest.raises(TypeError, match=r"^None "):
         problem.minimize(None)
 
 
-def test_excluding_a_solution_of_fewer_variables(problem):
+def test_excluding_a_solution_without_all_variables_is_an_error(problem):
     solution = problem.solve()
     problem.variable("y", range(3))
     with pytest.raises(ValueError, match="'y'"):

@@ -1,4 +1,4 @@
-"""The examples in the documentation run and print what they say."""
+"""The examples in the documentation run and print the documented output."""
 
 import doctest
 from pathlib import Path
@@ -8,7 +8,7 @@ import flashrnn.constrint
 DOCUMENT = Path(__file__).parents[2] / "docs" / "constrint.md"
 
 
-def test_document():
+def test_documentation_page():
     failures, tests = doctest.testfile(
         str(DOCUMENT), module_relative=False, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     )

@@ -1,4 +1,4 @@
-"""What a user of the solver sees: solutions, domains, texts and reasons on small examples."""
+"""Solutions, domains, texts and error messages of the solver on small examples."""
 
 import pickle
 from itertools import islice
@@ -43,7 +43,7 @@ class TestSolving:
         assert (solution[x], solution[y], solution.value(x * y + 1)) == (3, 5, 16)
         assert str(solution) == "x = 3, y = 5"
 
-    def test_problems_solutions_and_reasons_between_processes(self, problem):
+    def test_problems_solutions_and_errors_can_be_pickled(self, problem):
         x, y = problem.variable("x", range(9)), problem.variable("y", range(9), prefer="largest")
         problem.add("sum", lookup(x, {i: i * i for i in range(9)}) + y == 12, unit="bytes")
         solution = problem.solve()
@@ -63,7 +63,7 @@ class TestSolving:
         assert dict(problem.solve(order=[x])) == {"x": 9, "y": 3}
         assert dict(problem.solve(order=[y])) == {"x": 9, "y": 3}
 
-    def test_order_decides_first(self, problem):
+    def test_order_decides_these_variables_first(self, problem):
         x, y = problem.variable("x", range(10)), problem.variable("y", range(10))
         problem.add("sum", x + y == 5)
         assert [s["y"] for s in problem.solutions(order=[y])] == [0, 1, 2, 3, 4, 5]
@@ -81,22 +81,22 @@ class TestSolving:
         assert dict(problem.minimize((x * y, -x)))["x"] == 12
         assert dict(problem.maximize((-x * y, y)))["y"] == 12
 
-    def test_best_gives_one_solution_after_the_other(self, problem):
+    def test_best_yields_solutions_in_order(self, problem):
         x = problem.variable("x", range(-3, 4))
         assert [s[x] for s in islice(problem.best((x * x, x)), 4)] == [0, -1, 1, -2]
 
-    def test_exclude_rules_out_one_solution(self, problem):
+    def test_exclude_removes_one_solution(self, problem):
         x, y = problem.variable("x", [1, 2]), problem.variable("y", [1, 2])
         problem.exclude(problem.solve())
         assert len(list(problem.solutions())) == 3
         assert not any(s[x] == s[y] == 1 for s in problem.solutions())
 
-    def test_exclude_on_some_variables_rules_out_all_that_agree(self, problem):
+    def test_exclude_with_variables_removes_all_matching_solutions(self, problem):
         x, _ = problem.variable("x", [1, 2]), problem.variable("y", [1, 2])
         problem.exclude(problem.solve(), x)
         assert [s["x"] for s in problem.solutions()] == [2, 2]
 
-    def test_a_running_iteration_keeps_to_its_constraints(self, problem):
+    def test_constraints_added_during_iteration_do_not_affect_it(self, problem):
         x = problem.variable("x", range(5))
         solutions = problem.solutions(order=[x])
         next(solutions)
@@ -113,7 +113,7 @@ class TestSolving:
         problem.variable("x", [3, 1])
         assert [s["x"] for s in problem.solutions()] == [1, 3]
 
-    def test_long_ranges_cost_no_time(self, problem):
+    def test_long_ranges_are_fast(self, problem):
         x, y = problem.variable("x", range(10**9)), problem.variable("y", range(0, 10**9, 7))
         problem.add("sum", x + y == 10**9)
         problem.add("multiple", x % 1000 == 0)
@@ -122,7 +122,7 @@ class TestSolving:
 
 
 class TestPropagation:
-    def test_bounds_of_sums_and_products(self, problem, xyz):
+    def test_sums_and_products_tighten_bounds(self, problem, xyz):
         x, y, z = xyz
         problem.add("sum", x + y + z >= 34)
         problem.add("product", x * y <= 121)
@@ -130,12 +130,12 @@ class TestPropagation:
         assert domains["z"] == range(10, 13)
         assert (domains["x"], domains["y"]) == (range(10, 13), range(10, 13))
 
-    def test_products_leave_divisors(self, problem, xyz):
+    def test_products_restrict_factors_to_divisors(self, problem, xyz):
         x, y, z = xyz
         problem.add("product", x * y * z == 20)
         assert problem.domains()["x"] == (1, 2, 4, 5, 10)
 
-    def test_divisibility_leaves_divisors(self, problem):
+    def test_divisibility_restricts_to_divisors(self, problem):
         size, x = problem.variable("size", 768), problem.variable("x", range(1, 20))
         problem.add("whole tiles", size % (16 * x) == 0)
         assert problem.domains()["x"] == (1, 2, 3, 4, 6, 8, 12, 16)
@@ -163,7 +163,7 @@ class TestPropagation:
 
 
 class TestInfeasible:
-    def test_reason_with_numbers_and_units(self, problem):
+    def test_conflict_message_with_numbers_and_units(self, problem):
         x, y = problem.variable("x", [64, 128]), problem.variable("y", [502 * 4, 4096])
         problem.add("fine", x <= y)
         problem.add("shared memory", x * y * 2 <= 227 * 1024, unit="bytes")
@@ -186,7 +186,7 @@ class TestInfeasible:
         problem.add("c", x <= 1, unit=unit)
         assert f"c: needs at least {text}, at most" in reason(problem)
 
-    def test_conflict_is_named_without_innocent_constraints(self, problem):
+    def test_conflict_contains_only_necessary_constraints(self, problem):
         size = problem.variable("head_dim", 4096)
         tile, other = problem.variable("tile", range(1, 1025)), problem.variable("other", range(9))
         problem.add("innocent", other <= tile)
@@ -218,11 +218,11 @@ class TestInfeasible:
             (lambda x: any_of(x < 1, x > 12), "does not hold with x ∈ {1, 2, …, 12} (x < 1 or x > 12)"),
         ],
     )
-    def test_words_for_each_relation(self, problem, xyz, condition, words):
+    def test_message_for_each_relation(self, problem, xyz, condition, words):
         problem.add("c", condition(xyz[0]))
         assert reason(problem) == f"no solution:\n  c: {words}"
 
-    def test_exhausted_exclusions_are_named(self, problem):
+    def test_conflict_names_exclusions(self, problem):
         problem.variable("x", [4, 8])
         problem.exclude(problem.solve())
         problem.exclude(problem.solve())
@@ -260,7 +260,7 @@ class TestText:
     def test_lookup(self, problem):
         assert str(lookup(problem.variable("x", [2, 1]), {1: 10, 2: 20, 3: 30})) == "x[1→10, 2→20]"
 
-    def test_problem_as_on_paper(self):
+    def test_text_of_a_problem(self):
         problem = ConstraintProblem("tiling of one CTA")
         size = problem.variable("head_dim", 64, "head size")
         tile = problem.variable("tile", [16, 8], "units of a warp", unit="units")

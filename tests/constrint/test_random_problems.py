@@ -1,4 +1,4 @@
-"""Solver against brute force and against CP-SAT on random small problems."""
+"""The solver compared with brute force and with CP-SAT on random small problems."""
 
 from itertools import islice
 
@@ -58,7 +58,7 @@ def test_conflict_is_infeasible_and_irreducible(problem: ConstraintProblem):
 
 @EXAMPLES
 @given(problems(), st.data())
-def test_order_and_preference_decide_which_solution_comes_first(problem: ConstraintProblem, data):
+def test_order_and_preference_determine_the_first_solution(problem: ConstraintProblem, data):
     order = data.draw(st.permutations(problem.variables))
 
     def rank(solution) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ def test_bounds_contain_every_value(problem: ConstraintProblem, data):
 
 @EXAMPLES
 @given(problems(), st.data())
-def test_a_compiled_value_is_that_of_the_expression(problem: ConstraintProblem, data):
+def test_compiled_value_equals_that_of_the_expression(problem: ConstraintProblem, data):
     expression = data.draw(expressions(problem.variables))
     if not isinstance(expression, int):
         value = compile_value(expression, problem.variables)
@@ -97,7 +97,7 @@ def test_a_compiled_value_is_that_of_the_expression(problem: ConstraintProblem, 
 
 @EXAMPLES
 @given(problems(), st.data())
-def test_excluding_the_best_gives_the_next_best(problem: ConstraintProblem, data):
+def test_excluding_the_best_solution_yields_the_next_best(problem: ConstraintProblem, data):
     objective = data.draw(expressions(problem.variables))
     expected = [solution.value(objective) for solution in islice(problem.best(objective), 3)]
     for value in expected:

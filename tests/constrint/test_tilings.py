@@ -1,4 +1,4 @@
-"""Realistic tiling problems: the optimum is CP-SAT's, and it is found sooner."""
+"""Realistic tiling problems, compared with CP-SAT: the same optimum in less time."""
 
 import time
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def cpu_time(solve: Callable[[Tiling], object], case: Tiling) -> float:
 def test_same_optimum_as_cp_sat_in_less_time(shape, record_property):
     assert optimum(tiling(*shape)) == optimum_by_cp_sat(tiling(*shape))
     assert (optimum(tiling(*shape)) is None) == (shape in INFEASIBLE)
-    # Turn by turn, so that a busy machine slows both; each run starts from a problem not yet compiled.
+    # In turns, so that other load affects both; each run starts from a problem that has not been compiled.
     pairs = [(cpu_time(optimum, tiling(*shape)), cpu_time(optimum_by_cp_sat, tiling(*shape))) for _ in range(RUNS)]
     ours, theirs = (median(times) for times in zip(*pairs, strict=True))
     record_property("constrint_ms", ours)
@@ -59,7 +59,7 @@ def test_same_optimum_as_cp_sat_in_less_time(shape, record_property):
 
 
 @pytest.mark.parametrize("shape", INFEASIBLE, ids=str)
-def test_tiling_that_does_not_fit_says_why(shape):
+def test_tiling_that_does_not_fit_names_the_conflict(shape):
     case = tiling(*shape)
     with pytest.raises(Infeasible, match=rf"head_dim = {shape[1]}") as error:
         case.problem.minimize(case.objective)

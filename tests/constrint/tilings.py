@@ -1,7 +1,7 @@
-"""Tiling problems of the shape that recurrent kernels pose, with hardware numbers of an H100.
+"""Tiling problems similar to those of recurrent kernels, with hardware limits of an H100.
 
 A CTA owns units of one head; its warps share the rows (16 per tile: units times gates) and split the previous state.
-Weight fragments live in registers as far as they fit, in shared memory otherwise. Times are in nanoseconds, rough.
+Weight fragments that do not fit in registers are in shared memory. Times are rough, in nanoseconds.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ CLUSTER_EXCHANGE = {2: 540, 4: 540, 8: 540, 16: 610}
 
 @dataclass
 class Tiling:
-    """A problem with the expressions that are to be small, the most important first."""
+    """A problem, and the expressions to minimise, the most important first."""
 
     problem: ConstraintProblem
     objective: tuple[Expression, ...]
 
 
 def tiling(kernel: str, head_dim: int, batch: int, heads: int, gates: int = 4) -> Tiling:
-    """The tiling of a kernel that keeps the weights in one CTA ("cta"), one cluster, or the whole grid."""
+    """Return the problem for a kernel that keeps the weights in one CTA ("cta"), in a cluster, or in a grid."""
     p = ConstraintProblem(f"{kernel}, head size {head_dim}, batch {batch}, {heads} heads")
     units = p.variable("head_dim", head_dim, "head size")
     known_gates = p.variable("gates", gates, "gates per unit")
@@ -70,7 +70,7 @@ def tiling(kernel: str, head_dim: int, batch: int, heads: int, gates: int = 4) -
 
 
 def _waves(p: ConstraintProblem, kernel: str, ctas: Variable, tiles: Expression) -> Expression | int:
-    """How often the GPU is filled; once for the grid, whose CTAs wait for each other."""
+    """Return the number of waves, which is one for a grid, because its CTAs wait for each other."""
     if kernel == "cta":
         return ceil_div(tiles, SMS)
     if kernel == "cluster":

@@ -31,7 +31,7 @@ print(len(compiled.buffer))
 
 
 def compilations(folder) -> int:
-    """How much a process compiles that keeps its code in `folder`."""
+    """Return the number of compilations in a process with the cache `folder`."""
     command = [sys.executable, "-c", RUN]
     environment = {"FLASHRNN_CACHE": str(folder), "PATH": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -40,7 +40,7 @@ def compilations(folder) -> int:
 
 
 @pytest.mark.slow
-def test_compiled_code_is_kept_and_damage_to_it_mended(tmp_path):
+def test_compiled_code_is_cached_and_replaced_if_damaged(tmp_path):
     assert compilations(tmp_path) > 0
     assert compilations(tmp_path) == 0
     damaged = list(tmp_path.rglob("cpu-cell-*.nb?"))
@@ -50,16 +50,16 @@ def test_compiled_code_is_kept_and_damage_to_it_mended(tmp_path):
     assert compilations(tmp_path) > 0
 
 
-def test_where_nothing_can_be_kept_a_process_compiles_for_itself(tmp_path):
+def test_compilation_works_without_a_writable_cache(tmp_path):
     module = ModuleType("of_a_full_disk")
     module.CACHE = True
     code = compile("if CACHE: raise OSError(28, 'No space left on device')\ndone = True", "of_a_full_disk", "exec")
-    with pytest.warns(RuntimeWarning, match=r"test_where_nothing_can_be_kept.*No space left"):
+    with pytest.warns(RuntimeWarning, match=rf"{re.escape(str(tmp_path))} \(No space left"):
         build._execute(code, module, tmp_path / "of_a_full_disk.py")
     assert module.done
 
 
-def test_of_many_threads_one_compiles(monkeypatch):
+def test_one_of_several_threads_compiles(monkeypatch):
     cell, executed, execute = Cell("mine", lambda g, h: torch.tanh(g) - h, states=("h",)), [], build._execute
 
     def record(code, module, path):
@@ -74,8 +74,8 @@ def test_of_many_threads_one_compiles(monkeypatch):
 
 
 @pytest.mark.parametrize("passes", ["forward", "backward"])
-def test_where_numba_fails_auto_takes_vanilla_and_cpu_fused_says_why(monkeypatch, passes):
-    """Before anything is kept for a backward that no other backend could make."""
+def test_auto_selects_vanilla_if_numba_fails(monkeypatch, passes):
+    """Kernels of the backward pass are compiled before the forward pass runs, so that both use one backend."""
     execute = build._execute
 
     def fail(code, module, path):
@@ -97,7 +97,7 @@ def test_where_numba_fails_auto_takes_vanilla_and_cpu_fused_says_why(monkeypatch
 
 
 @pytest.mark.slow
-def test_without_private_interfaces_of_numba_results_are_the_same(monkeypatch, tmp_path):
+def test_results_are_the_same_without_private_interfaces_of_numba(monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path))
     monkeypatch.setitem(sys.modules, "flashrnn.cpu._numba_private", None)
     made = build._shared, build._compiled_once, build.time_loop, build.matrix_product, build.cell_step, call.prepare
@@ -112,7 +112,7 @@ def test_without_private_interfaces_of_numba_results_are_the_same(monkeypatch, t
         cached.cache_clear()
 
 
-def test_widths_are_whole_vectors_and_waste_little():
+def test_tile_widths_are_whole_vectors_with_little_padding():
     for head_dim in range(1, 3000):
         width, rows, chunk, stride, row = build.tile(head_dim)
         assert width % 16 == 0
@@ -128,7 +128,7 @@ def reason(**changes) -> str | None:
     )
 
 
-def test_what_it_does_not_serve_has_a_reason(monkeypatch):
+def test_reasons_for_unsupported_problems(monkeypatch):
     assert reason() is None
     assert "cuda" in reason(device=torch.device("cuda:0"))
     assert re.search(r"bfloat16, float32 and float64.* torch\.float16", reason(dtype=torch.float16))
@@ -139,7 +139,7 @@ def test_what_it_does_not_serve_has_a_reason(monkeypatch):
     assert "pip install numba" in reason()
 
 
-def test_without_numba_the_first_slow_call_says_what_to_install(monkeypatch):
+def test_slow_call_without_numba_causes_a_warning(monkeypatch):
     monkeypatch.setattr("flashrnn.cpu.backend._installed", lambda: False)
     for cached in (dispatch._refusal, dispatch._choose, dispatch._warn_of_missing_numba):
         cached.cache_clear()
@@ -155,14 +155,14 @@ def test_without_numba_the_first_slow_call_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["auto", "cpu_fused"])
-def test_inference_keeps_only_what_is_asked_for(backend):
+def test_requested_states_without_gradients_are_correct(backend):
     inputs = random_inputs(get_cell("lstm"), 3, 5, 2, 8, torch.float32)
     with torch.no_grad():
         _, last, states = flashrnn(*inputs, function="lstm", backend=backend, return_states=True)
     torch.testing.assert_close(torch.stack(states)[:, :, -1], last)
 
 
-def test_of_several_processes_one_compiles_and_the_others_load(monkeypatch, tmp_path):
+def test_one_of_several_processes_compiles_and_the_others_load(monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path / "cache"))
 
     def execute(code, module, path):

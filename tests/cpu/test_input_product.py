@@ -1,4 +1,4 @@
-"""Layers whose input product the kernel computes, over several chunks of steps."""
+"""Layers whose input product is computed by the kernel, in several chunks of steps."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ SIZES = [(7, 20, 9), (40, 33, 9), (16, 16, 9), (3, 150, 1)]  # features, units, 
 
 
 def results(network: FlashRNN, x: torch.Tensor, reset: torch.Tensor | None, *, of_x: bool) -> list[torch.Tensor]:
-    """The output, the last states, and gradients."""
+    """Return the output, the last states, and gradients."""
     x = x.clone().requires_grad_(of_x)
     out, last = network(x, reset=reset)
     found = [out, *(last if isinstance(last, tuple) else (last,))]
@@ -21,7 +21,7 @@ def results(network: FlashRNN, x: torch.Tensor, reset: torch.Tensor | None, *, o
 
 @pytest.mark.parametrize(("size", "batch_first"), [*zip(SIZES, [False, True, True, False], strict=True)], ids=str)
 @pytest.mark.parametrize("cell", ["lstm", "gru", "slstm"])
-def test_results_are_those_of_the_reference(cell, size, batch_first, monkeypatch):
+def test_results_and_gradients_equal_the_reference(cell, size, batch_first, monkeypatch):
     kernels, kernel = [], cpu_layer._kernel
     monkeypatch.setattr(cpu_layer, "_kernel", lambda *given: kernels.append(kernel(*given)) or kernels[-1])
     torch.manual_seed(0)
@@ -37,7 +37,7 @@ def test_results_are_those_of_the_reference(cell, size, batch_first, monkeypatch
     assert {one.sizes.features for one in kernels} == {size[0]}
 
 
-def test_sequences_can_be_cut_without_a_change_in_any_bit():
+def test_splitting_a_sequence_gives_identical_results():
     torch.manual_seed(0)
     network, x = FlashRNN(24, 40, function="gru", bias=False), torch.randn(201, 5, 24)
     with torch.no_grad():
@@ -48,7 +48,7 @@ def test_sequences_can_be_cut_without_a_change_in_any_bit():
     assert torch.equal(of_second, last)
 
 
-def test_gradients_repeat_bit_for_bit():
+def test_gradients_are_reproducible():
     network, x = FlashRNN(24, 40, function="gru"), torch.randn(60, 33, 24)
     first, *others = (results(network, x, None, of_x=True) for _ in range(4))
     for other in others:

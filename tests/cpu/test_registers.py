@@ -10,7 +10,7 @@ PRODUCT = CFUNCTYPE(None, c_void_p, c_void_p, c_long, c_long, c_void_p, c_long, 
 
 @pytest.fixture(params=[(64, 32), (32, 16), (16, 32), (16, 16)])
 def processor(request, monkeypatch):
-    """Processors with such vector registers; this one computes what is meant for them, only slower."""
+    """Pretend to have a processor with such vector registers; its code also runs on others, only slower."""
     monkeypatch.setattr(registers, "registers", lambda: registers.Registers(*request.param))
     for made in (build.matrix_product, build.row_product_of):
         made.cache_clear()

@@ -1,4 +1,4 @@
-"""A prepared step of the CPU's kernel is the step of the time loop."""
+"""The prepared single step of the CPU's kernel."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.problems import CELLS, cell_name, random_inputs
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
-def test_runs_step_after_step_in_place(cell):
+def test_steps_equal_the_sequence_and_update_states_in_place(cell):
     module = Recurrence(6, num_heads=2, function=cell, bias_init="standard")
     Wx, _, _, states = random_inputs(module.cell, 3, 4, 2, 3, dtype=torch.float32)
     h, last = module(Wx, states)
@@ -18,11 +18,11 @@ def test_runs_step_after_step_in_place(cell):
     torch.testing.assert_close(states, last.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_is_for_backend_cpu_fused():
+def test_stepper_requires_backend_cpu_fused():
     assert Recurrence(6, backend="vanilla").stepper(torch.zeros(2, 1, 1, 6)) is None
 
 
-def test_refuses_other_shapes():
+def test_wrong_shapes_are_an_error():
     stepper = Recurrence(6).stepper(torch.zeros(2, 1, 1, 6))
     with pytest.raises(ValueError, match=r"\[2, 4, 1, 6\].*expected \[1, 4, 1, 6\]"):
         stepper(torch.zeros(2, 4, 1, 6))

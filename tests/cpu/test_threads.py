@@ -43,7 +43,7 @@ def call_in_threads(function, tasks: int) -> None:
 @needs_openmp
 @pytest.mark.usefixtures("_two_threads")
 @pytest.mark.parametrize(("tasks", "expected"), [(1, 1), (2, 2), (5, 2)])
-def test_as_many_threads_run_as_pytorch_would_use(tasks, expected):
+def test_number_of_threads_is_that_of_pytorch(tasks, expected):
     seen = []
     call_in_threads(lambda: seen.append(threading.get_ident()), tasks)
     assert len(seen) == len(set(seen)) == expected
@@ -52,7 +52,7 @@ def test_as_many_threads_run_as_pytorch_would_use(tasks, expected):
 
 @needs_openmp
 @pytest.mark.usefixtures("_two_threads")
-def test_within_a_parallel_region_results_are_the_same():
+def test_results_are_the_same_within_a_parallel_region():
     expected, found = output(), []
     call_in_threads(lambda: found.append(output()), 2)
     assert len(found) == 2
@@ -73,7 +73,7 @@ def test_outputs_do_not_depend_on_the_number_of_threads(B, N, count):
 
 
 @pytest.mark.usefixtures("_two_threads")
-def test_gradients_repeat_bit_for_bit():
+def test_gradients_are_reproducible():
     inputs = random_inputs(get_cell("lstm"), 33, 20, 1, 16, torch.float32)
     first, *others = (results(flashrnn, inputs, function="lstm", backend="cpu_fused") for _ in range(5))
     for other in others:
@@ -82,14 +82,14 @@ def test_gradients_repeat_bit_for_bit():
 
 
 @pytest.mark.usefixtures("_two_threads", "_no_openmp")
-def test_without_openmp_results_are_the_same(monkeypatch):
+def test_results_are_the_same_without_openmp(monkeypatch):
     found = output()
     monkeypatch.undo()
     assert torch.equal(found, output())
 
 
 @pytest.mark.usefixtures("_two_threads", "_no_openmp")
-def test_without_openmp_an_error_in_a_thread_reaches_the_caller():
+def test_errors_of_threads_are_raised_without_openmp():
     def fail(address):
         raise ValueError("thread failed")
 
@@ -98,7 +98,7 @@ def test_without_openmp_an_error_in_a_thread_reaches_the_caller():
 
 
 @pytest.mark.usefixtures("_two_threads")
-def test_callers_in_several_threads_get_the_same():
+def test_concurrent_calls_give_the_same_results():
     expected = output()
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda _: output(), range(16)):
@@ -114,7 +114,7 @@ class Outputs(Dataset):
 
 
 @pytest.mark.usefixtures("_two_threads")
-def test_workers_forked_after_use_get_the_same():
+def test_forked_data_workers_give_the_same_results():
     expected = output()
     for found in DataLoader(Outputs(), batch_size=None, num_workers=2, multiprocessing_context="fork"):
         assert torch.equal(found, expected)
@@ -126,10 +126,10 @@ def _child(queue):
 
 @pytest.mark.usefixtures("_two_threads")
 @pytest.mark.parametrize("pool", [False, True], ids=["openmp", "pool"])
-def test_a_forked_process_starts_threads_of_its_own(pool, monkeypatch):
+def test_forked_process_starts_its_own_threads(pool, monkeypatch):
     if pool:
         monkeypatch.setattr(threads, "_openmp", None)
-    expected = output()  # the parent's threads, which the child does not have
+    expected = output()  # starts the parent's threads, which the child does not have
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
     child = context.Process(target=_child, args=(queue,))

@@ -7,7 +7,7 @@ from flashrnn.cuda.streaming import backend as streaming
 
 @pytest.fixture
 def new_process():
-    """Forgets what this process has built: the next build looks into the cache folder."""
+    """Forget the binaries of this process, so that the next build reads the cache folder; return a function for it."""
     build.cache_clear()
     yield build.cache_clear
     build.cache_clear()
@@ -15,6 +15,6 @@ def new_process():
 
 @pytest.fixture
 def one_batch(monkeypatch):
-    """Kernels are those of a spec's own batch: to find those of all batches takes as long as to compile one."""
+    """Compile kernels for a spec's own batch, because finding the buckets of all batches takes as long as compiling."""
     for module in (kernel, streaming):
         monkeypatch.setattr(module, "bucket", lambda spec, solver: spec)

@@ -1,5 +1,7 @@
-"""Kernels on the processor, by gpu_on_host.h: the kernel's source as host C++, in a program of its own, which fails
-where ThreadSanitizer sees a race."""
+"""Kernels of GPUs on the processor: the source is compiled as host C++ with gpu_on_host.h.
+
+Each kernel is a program that fails if ThreadSanitizer finds a race.
+"""
 
 import hashlib
 import re
@@ -25,35 +27,35 @@ from tests.cells.test_cuda import HOST
 
 FOLDER = Path(__file__).parent
 OPTIONS = ("-std=c++20", "-O1", "-g1", "-w", "-fno-strict-aliasing", "-fsanitize=thread", f"-I{FOLDER}")
-LINKER = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()  # in a third of the time
-AS_MEMBER = "#undef DEVICE\n#define DEVICE inline"  # HOST's are static
-# Memory that a block shares, and the two instructions that products.cuh writes by itself.
+LINKER = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()  # takes a third of the time
+AS_MEMBER = "#undef DEVICE\n#define DEVICE inline"  # they are static in HOST
+# Shared memory, and two inline PTX instructions of products.cuh.
 REPLACED = {
     r"extern __shared__ [^;]*?(\w+) (\w+)\[\];": r"\1* \2 = reinterpret_cast<\1*>(self->block->shared);",
     r'asm volatile\("st\.shared\.v4\.b32.*?"r"\((shared \+ [^";]*)\), "r".*?;$': r"store_fragment(\1, value);",
     r'asm volatile\("ld\.shared\.v4\.b32.*?"r"\((shared \+ [^";]*)\)\);$': r"load_fragment(a, \1);",
 }
-# In gpu_on_host.h and HOST:
-BY_DEFINITION = (
+# Headers that gpu_on_host.h and HOST replace.
+REPLACED_HEADERS = (
     *(f"kernels/{name}.cuh" for name in ("common", "memory", "cluster", "math")),
     *(f"resident/kernels/{name}.cuh" for name in ("grid", "warpgroup")),
 )
 
 
 def compile_for_host(entry: str, prelude: str, header: str, more: str = "") -> Callable[[], Path]:
-    """A program that runs the kernel `entry` of the file `header`, or of `more` after it; compiled where it is run."""
+    """Return a function that compiles a program for the kernel `entry` of `header` or `more`, and returns its path."""
     scalar, constants = prelude.split("\n", 1)
     main = f"int main(int, char** names) {{ return launch_from(names[1], call_with<{entry}>); }}"
-    kernel = _included(header, set(BY_DEFINITION))
+    kernel = _included(header, set(REPLACED_HEADERS))
     for pattern, replacement in REPLACED.items():
         kernel = re.sub(pattern, replacement, kernel, flags=re.MULTILINE | re.DOTALL)
-    constants = re.sub(r'^#include "kernels/.*$', "", constants, flags=re.MULTILINE)  # by definition, too
+    constants = re.sub(r'^#include "kernels/.*$', "", constants, flags=re.MULTILINE)  # replaced, too
     parts = [scalar, '#include "gpu_on_host.h"', AS_MEMBER, HOST, AS_MEMBER, constants, kernel, more, main]
     return partial(_compiled, "\n".join(parts))
 
 
 def _compiled(text: str) -> Path:
-    """The program of this source, which tests share."""
+    """Return the program of a source, compiled once for all tests."""
     program = cache_folder() / "on_host" / hashlib.sha256(text.encode()).hexdigest()
     if not program.exists():
         program.parent.mkdir(exist_ok=True)
@@ -69,7 +71,7 @@ def _compiled(text: str) -> Path:
 
 @cache
 def _common(folder: Path) -> tuple[Path, Path]:
-    """The system headers beside their precompiled form, which g++ takes in place of them, and the compiled GPU."""
+    """Return the header of the standard library, next to its precompiled form, and the compiled gpu_on_host.cpp."""
     header, gpu = folder / "standard_library.h", folder / "gpu_on_host.o"
     if not gpu.exists():
         with tempfile.TemporaryDirectory(dir=folder) as made:
@@ -88,7 +90,7 @@ def _compile(*arguments: str | Path) -> None:
 
 
 def _included(header: str, known: set[str]) -> str:
-    """The file with those that it includes, each in its first place."""
+    """Return the text of a header with all its includes, each one once."""
     if header in known:
         return ""
     known.add(header)
@@ -98,11 +100,11 @@ def _included(header: str, known: set[str]) -> str:
 
 @dataclass(frozen=True)
 class HostKernel:
-    """As a `LoadedKernel`, on the processor: blocks of a group run together; without groups, all do."""
+    """A `LoadedKernel` on the processor. The blocks of a group run concurrently; without groups, all blocks do."""
 
     program: Callable[[], Path]
     parameters: Parameters
-    blocks: int | None  # of a group
+    blocks: int | None  # blocks per group
     threads: int
     shared_bytes: int
     at_once: int = 1000
@@ -155,5 +157,5 @@ def short_gradients_on_host(spec: KernelSpec, device: int) -> HostKernel:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """All that is in the tensor's memory."""
+    """Return the whole storage of a tensor as bytes."""
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())

@@ -1,4 +1,4 @@
-"""Batch buckets: six kernels for all batch sizes, and how much slower the solvers expect them to be."""
+"""Batch buckets: six kernels for all batch sizes, and their estimated slowdown."""
 
 import json
 from dataclasses import replace
@@ -42,8 +42,8 @@ def _cache(monkeypatch, tmp_path):
         (resident.SOLVER, "backward", LSTM, 1, 768, 1.02),
         (resident.SOLVER, "forward", GRU, 3, 256, 1.02),
         (resident.SOLVER, "backward", LSTM, 4, 192, 1.02),
-        (resident.SOLVER, "forward", LAYERNORM_GRU, 3, 256, SLOWEST),  # the number of sequences is a constant
-        (resident.SOLVER, "forward", LAYERNORM_GRU, 2, 384, SLOWEST),  # and an argument where six would be slower
+        (resident.SOLVER, "forward", LAYERNORM_GRU, 3, 256, SLOWEST),  # compile-time number of sequences
+        (resident.SOLVER, "forward", LAYERNORM_GRU, 2, 384, SLOWEST),  # argument: six would be slower
         (resident.SOLVER, "backward", LAYERNORM_GRU, 2, 384, SLOWEST),
         (streaming.SOLVER, "backward", LSTM, 1, 4096, 1.02),
     ],
@@ -59,13 +59,13 @@ def _cache(monkeypatch, tmp_path):
         "streaming",
     ],
 )
-def test_six_kernels_serve_all_batch_sizes_nearly_as_fast(solver, direction, cell, heads, head_dim, slowest):
+def test_six_kernels_are_nearly_as_fast_for_all_batch_sizes(solver, direction, cell, heads, head_dim, slowest):
     spec = spec_of(direction, cell, heads, head_dim)
     assert number_of_kernels(spec, solver, slowest) <= FEW
 
 
 def number_of_kernels(spec: KernelSpec, solver: buckets.Solver, slowest: float) -> int:
-    """Return how many kernels serve all batch sizes, of which none is slower than that by the estimate."""
+    """Return the number of kernels for all batch sizes; check that none is slower than `slowest` by the estimate."""
     serving = {batch: bucket(replace(spec, batch=batch), solver) for batch in range(1, LARGEST + 1)}
     for batch in SOME:
         here = replace(spec, batch=batch)
@@ -74,12 +74,12 @@ def number_of_kernels(spec: KernelSpec, solver: buckets.Solver, slowest: float) 
     return len({(one.batch, one.any_sequences) for one in serving.values()})
 
 
-def test_six_kernels_serve_all_batch_sizes_even_if_each_has_a_tiling_of_its_own():
+def test_six_kernels_suffice_even_if_each_batch_size_has_another_tiling():
     other = buckets.Solver((), best=lambda spec: spec.batch, cycles=lambda spec, batch: 100 + abs(spec.batch - batch))
     assert len({kernel for _, kernel in buckets.find(spec_of("forward", LSTM, 1, 64), other)}) == FEW
 
 
-HARD = (  # of 1,976 cells, sizes, dtypes, lengths and directions, those that once had seven or eight kernels
+HARD = (  # the cases out of 1,976 that once needed seven or eight kernels
     *(
         (resident.SOLVER, "backward", "elman", heads, size, torch.bfloat16, 0)
         for heads, size in ((2, 384), (4, 576), (4, 254))
@@ -100,20 +100,20 @@ HARD = (  # of 1,976 cells, sizes, dtypes, lengths and directions, those that on
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("solver", "direction", "cell", "heads", "head_dim", "dtype", "steps"), HARD)
-def test_six_kernels_serve_sizes_that_once_had_more(solver, direction, cell, heads, head_dim, dtype, steps):
+def test_six_kernels_suffice_for_hard_cases(solver, direction, cell, heads, head_dim, dtype, steps):
     of_dtype = (torch.float32, H100, Variant(tf32=True)) if dtype == "tf32" else (dtype, H100)
     spec = KernelSpec(direction, get_cell(cell), heads, head_dim, 1, *of_dtype)
     assert number_of_kernels(replace(spec, steps=steps), solver, 1.15) <= FEW
 
 
-def test_a_kernel_of_clusters_serves_batches_by_as_many_sequences_as_are_fastest():
+def test_one_cluster_kernel_runs_different_numbers_of_sequences():
     spec = spec_of("forward", LSTM, 1, 768)
     tilings = {batch: resident.likely_tiling(replace(spec, batch=batch)) for batch in (2, 16, 30)}
     assert {batch: one.sequences for batch, one in tilings.items()} == {2: 2, 16: 4, 30: 6}
     assert len({prelude(replace(spec, batch=batch), one, 0) for batch, one in tilings.items()}) == 1
 
 
-def test_a_kernel_that_reduces_over_units_serves_any_number_of_sequences_where_six_would_be_slower():
+def test_kernel_with_reductions_runs_any_number_of_sequences_if_six_are_slower():
     spec = spec_of("backward", LAYERNORM_GRU, 4, 192)
     tilings = {batch: resident.likely_tiling(replace(spec, batch=batch)) for batch in (9, 18)}
     assert {batch: one.sequences for batch, one in tilings.items()} == {9: 4, 18: 6}
@@ -121,14 +121,14 @@ def test_a_kernel_that_reduces_over_units_serves_any_number_of_sequences_where_s
     assert not resident.best(replace(spec, batch=9)).any_sequences
 
 
-def test_the_estimate_of_a_tiling_for_its_own_batch_is_the_solvers():
+def test_estimate_for_the_own_batch_equals_the_solvers():
     gru, lstm = spec_of("backward", GRU, 4, 192), spec_of("forward", LAYERNORM_LSTM, 2, 384)
     for spec in (replace(gru, batch=3), replace(gru, batch=40), lstm, replace(lstm, any_sequences=True)):
         cycles, tiling = next(resident.estimates(spec))
         assert resident.cycles(replace(spec, any_sequences=False), tiling) == cycles
 
 
-def test_larger_batches_have_the_fastest_of_the_buckets():
+def test_larger_batches_use_the_fastest_bucket():
     spec = spec_of("forward", LSTM, 1, 768)
     batches = {batch for _, (batch, _) in buckets._ranges(spec, resident.SOLVER)}
     large = replace(spec, batch=1000)
@@ -136,7 +136,7 @@ def test_larger_batches_have_the_fastest_of_the_buckets():
     assert cycles[bucket(large, resident.SOLVER).batch] == min(cycles.values())
 
 
-def test_buckets_are_found_once_and_read_by_later_processes(monkeypatch):
+def test_buckets_are_cached_for_later_processes(monkeypatch):
     spec = spec_of("forward", LSTM, 2, 32, 20)
     found = bucket(spec, resident.SOLVER)
     buckets._ranges.cache_clear()
@@ -150,7 +150,7 @@ RANGES = ("[]", "[[1, 8]]", "[[2, [8, false]]]", "[[1, [8.5, false]]]", "[[1, [8
 
 
 @pytest.mark.parametrize("content", ["", "[]", *(f'{{"ranges": {ranges}}}' for ranges in RANGES)])
-def test_a_file_that_holds_no_buckets_is_not_read(tmp_path, content):
+def test_invalid_file_of_buckets_is_replaced(tmp_path, content):
     spec = spec_of("forward", LSTM, 2, 32, 20)
     found = bucket(spec, resident.SOLVER)
     (file,) = tmp_path.glob("buckets-*.json")
@@ -160,7 +160,7 @@ def test_a_file_that_holds_no_buckets_is_not_read(tmp_path, content):
     assert json.loads(file.read_text())["ranges"]
 
 
-def test_batch_sizes_of_a_bucket_share_a_kernel_unless_one_is_tuned(monkeypatch):
+def test_batch_sizes_of_a_bucket_share_a_kernel_unless_tuned(monkeypatch):
     compiled = []
 
     def compile_tiling(spec, tiling):

@@ -1,4 +1,4 @@
-"""NVRTC and the cache of binaries, with a kernel of one line."""
+"""Compilation by NVRTC and the cache of binaries, with a small kernel."""
 
 import errno
 import hashlib
@@ -32,14 +32,14 @@ def twice(prelude: str = KERNEL, arch: str = "sm_90a") -> Binary:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, new_process) -> Path:
-    """An empty cache folder."""
+    """Return an empty cache folder."""
     monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def compiled(monkeypatch) -> list[str]:
-    """The architectures of all compilations, one after the other."""
+    """Return a list of the architectures of all compilations."""
     calls, compile_ = [], module._compile
 
     def counting(source: str, entry: str, arch: str):
@@ -50,7 +50,7 @@ def compiled(monkeypatch) -> list[str]:
     return calls
 
 
-def test_binary_and_record(folder):
+def test_binary_and_record_are_stored(folder):
     binary = twice()
     assert binary.code[:4] == b"\x7fELF"
     assert 0 < binary.registers < 32
@@ -63,7 +63,7 @@ def test_binary_and_record(folder):
     assert record["compiler"].startswith("nvrtc ")
 
 
-def test_a_binary_is_compiled_once(folder, compiled, new_process):
+def test_binary_is_compiled_once(folder, compiled, new_process):
     first = twice()
     assert twice() is first
     new_process()
@@ -104,7 +104,7 @@ def test_damaged_entry_is_built_again(folder, compiled, new_process, damage):
     assert len(compiled) == 1
 
 
-def test_everything_that_shapes_a_binary_is_in_its_name(folder, tmp_path, monkeypatch, new_process):
+def test_cache_key_depends_on_everything_that_shapes_the_binary(folder, tmp_path, monkeypatch, new_process):
     paths = {"": twice().path, "prelude": twice(f"{KERNEL} // other").path, "arch": twice(arch="sm_80").path}
     new_process()
     with monkeypatch.context() as patch:
@@ -129,7 +129,7 @@ def test_everything_that_shapes_a_binary_is_in_its_name(folder, tmp_path, monkey
 
 EIGHTH = f"""
 import hashlib, sys
-sys.path.insert(0, {str(Path(module.__file__).parent)!r})  # as a module of its own, so that PyTorch is not imported
+sys.path.insert(0, {str(Path(module.__file__).parent)!r})  # as a top-level module, so that PyTorch is not imported
 import build, cuda.core
 print("ready", flush=True)
 input()
@@ -139,7 +139,7 @@ print(hashlib.sha256(binary.code).hexdigest(), binary.registers)
 
 
 @pytest.mark.slow
-def test_eight_processes_at_once(folder, compiled):
+def test_eight_processes_can_build_concurrently(folder, compiled):
     command = [sys.executable, "-c", EIGHTH]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen(command, **streams) for _ in range(8)]
@@ -157,7 +157,7 @@ def test_eight_processes_at_once(folder, compiled):
     assert sorted(folder.iterdir()) == [binary.path, binary.path.with_suffix(".json")]
 
 
-def test_folder_that_takes_no_files_warns_once(tmp_path, monkeypatch, new_process):
+def test_folder_that_is_not_writable_causes_one_warning(tmp_path, monkeypatch, new_process):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.warns(RuntimeWarning, match="file/cache .*FLASHRNN_CACHE"):
@@ -168,7 +168,7 @@ def test_folder_that_takes_no_files_warns_once(tmp_path, monkeypatch, new_proces
         assert twice(arch="sm_80").code
 
 
-def test_disk_that_is_full_leaves_no_files(folder, monkeypatch):
+def test_full_disk_leaves_no_files(folder, monkeypatch):
     def full(path: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -178,25 +178,25 @@ def test_disk_that_is_full_leaves_no_files(folder, monkeypatch):
     assert list(folder.iterdir()) == []
 
 
-def test_mistake_in_a_cell_gives_the_log_of_the_compiler(folder):
+def test_compile_error_contains_the_compiler_log(folder):
     wrong = 'extern "C" __global__ void twice(float* x) { x[0] = unheard_of(x[1]); }'
     with pytest.raises(RuntimeError, match=r'twice .*sm_90a(?s:.*)"unheard_of"'):
         twice(wrong)
     assert not list(folder.iterdir())
 
 
-def test_unknown_architecture_is_named(folder):
+def test_unknown_architecture_is_an_error(folder):
     with pytest.raises(RuntimeError, match=r"twice .*sm_77"):
         twice(arch="sm_77")
 
 
-def test_missing_headers_say_which_package_has_them(folder, monkeypatch):
+def test_error_of_missing_headers_names_the_package(folder, monkeypatch):
     monkeypatch.setattr("cuda.pathfinder.find_nvidia_header_directory", lambda name: None)
     with pytest.raises(KernelUnavailable, match="pip install nvidia-cuda-runtime"):
         twice()
 
 
-def test_missing_nvrtc_says_which_package_has_it(folder, monkeypatch):
+def test_error_of_missing_nvrtc_names_the_package(folder, monkeypatch):
     def missing():
         raise RuntimeError("Failure finding libnvrtc.so")
 
@@ -222,9 +222,9 @@ def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     assert cache_folder() == tmp_path / ".cache" / "flashrnn"
 
 
-def test_kernels_are_compiled_meanwhile_in_processes_of_their_own(monkeypatch, folder, compiled, new_process):
+def test_kernels_are_compiled_ahead_in_other_processes(monkeypatch, folder, compiled, new_process):
     here = twice().code
-    monkeypatch.setattr(nvrtc, "_compile", None)  # which this process would call
+    monkeypatch.setattr(nvrtc, "_compile", None)  # fails if this process compiles
     monkeypatch.setenv("FLASHRNN_CACHE", str(folder / "other"))
     new_process()
     with meanwhile(twice):
@@ -234,8 +234,8 @@ def test_kernels_are_compiled_meanwhile_in_processes_of_their_own(monkeypatch, f
 
 
 @pytest.mark.parametrize("name", ["", "program", "python"])
-def test_where_no_process_compiles_this_one_does(monkeypatch, folder, tmp_path, name):
-    """There is no executable, it is a program that embeds Python and must not be started, or it fails."""
+def test_this_process_compiles_if_other_processes_cannot(monkeypatch, folder, tmp_path, name):
+    """The executable is missing, is a program that embeds Python, or fails."""
     executable = tmp_path / name
     if name:
         executable.write_text(f"#!/bin/sh\necho x >> {tmp_path}/started\nexit 1\n")
@@ -247,14 +247,14 @@ def test_where_no_process_compiles_this_one_does(monkeypatch, folder, tmp_path, 
     assert (tmp_path / "started").exists() == (name == "python")
 
 
-def test_a_mistake_is_left_to_whoever_asks_for_the_kernel(folder):
+def test_error_in_another_process_is_raised_when_the_kernel_is_needed(folder):
     with meanwhile(partial(twice, "mistake;")):
         pass
     with pytest.raises(KernelUnavailable, match="mistake"):
         twice("mistake;")
 
 
-def test_of_eight_processes_one_compiles_and_the_others_wait(monkeypatch, folder, tmp_path):
+def test_one_of_eight_processes_compiles_and_the_others_wait(monkeypatch, folder, tmp_path):
     log = tmp_path / "log"
 
     def compile_(source, entry, arch):
@@ -269,7 +269,7 @@ def test_of_eight_processes_one_compiles_and_the_others_wait(monkeypatch, folder
     assert not list(folder.glob("*.lock"))
 
 
-def test_the_lock_of_a_killed_process_is_free(tmp_path):
+def test_lock_of_a_killed_process_is_released(tmp_path):
     def hold_and_die():
         with one_at_a_time(tmp_path / "a.lock"):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -281,7 +281,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
     assert entered
 
 
-def test_where_no_lock_can_be_made_nobody_waits(tmp_path):
+def test_without_file_locks_nobody_waits(tmp_path):
     (tmp_path / "file").touch()
     entered = []
     with one_at_a_time(tmp_path / "file" / "a.lock"):

@@ -15,11 +15,11 @@ def test_architectures(name, arch):
     assert named_gpu(name).arch == arch
 
 
-def test_every_named_gpu_is_tested():
+def test_all_named_gpus_are_tested():
     assert NAMED.keys() == ARCHITECTURES.keys()
 
 
-def test_clusters_from_hopper_on_but_not_in_desktop_blackwell():
+def test_gpus_with_clusters():
     assert [name for name in NAMED if named_gpu(name).clusters] == ["H100", "H200", "B200"]
     assert named_gpu("H100").cluster_sizes == tuple(range(1, 17))
     assert named_gpu("RTX 4090").cluster_sizes == (1,)
@@ -27,6 +27,6 @@ def test_clusters_from_hopper_on_but_not_in_desktop_blackwell():
     assert (desktop.clusters, desktop.arch) == (False, "sm_120a")
 
 
-def test_unknown_name_lists_the_known_ones():
+def test_unknown_name_lists_the_known_names():
     with pytest.raises(ValueError, match=r"'V100'.* A100, "):
         named_gpu("V100")

@@ -1,4 +1,4 @@
-"""The kernels of what has left a cell's loop, on the processor, and calls in two parts."""
+"""Kernels of the hoisted part of cells, on the processor, and calls in two parts."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -55,8 +55,8 @@ def test_values_and_gradients(cell, D, dtype, half_bias):
 
 
 @pytest.mark.slow
-def test_a_call_in_two_parts(monkeypatch):
-    """By the loop of the CPU, with gradients of all inputs."""
+def test_call_in_two_parts_equals_the_reference(monkeypatch):
+    """The loop runs on the CPU; all inputs have gradients."""
 
     def loop(cell, backend, *rest):
         return eager.recurrence(cell, "cpu_fused", *rest)
@@ -70,7 +70,7 @@ def test_a_call_in_two_parts(monkeypatch):
     assert_close(found, reference, torch.float32)
 
 
-def test_a_compiler_meets_no_cell_that_is_not_traced_yet():
+def test_compiled_call_of_an_untraced_cell():
     cell = replace(get_cell("lstm"), name="not_traced")
 
     def call(x):

@@ -1,4 +1,4 @@
-"""What launches take from PyTorch: its streams and its memory; here with a GPU's part played by the processor."""
+"""PyTorch's streams and memory in kernel launches, tested with a fake GPU."""
 
 import gc
 import threading
@@ -23,7 +23,7 @@ from flashrnn.problem import KernelUnavailable
 
 @pytest.fixture
 def gpu(monkeypatch) -> SimpleNamespace:
-    """Two GPUs: the current device and its stream, whether that captures a graph, and the threads that allocated."""
+    """Fake two GPUs; return the current device, its stream, whether it captures a graph, and the allocating threads."""
     state = SimpleNamespace(device=0, stream=0, capturing=False, threads=[])
 
     def new_zeros(size: int) -> torch.Tensor:
@@ -42,7 +42,7 @@ def gpu(monkeypatch) -> SimpleNamespace:
     launch._cached_zeros.cache_clear()
 
 
-def test_zeros_are_kept_for_the_next_call_on_the_same_gpu_and_stream(gpu):
+def test_zeros_are_reused_on_the_same_gpu_and_stream(gpu):
     first = launch.zeros(0, 100)
     assert launch.zeros(0, 2**20) is first
     assert len(first) >= 2**20
@@ -54,7 +54,7 @@ def test_zeros_are_kept_for_the_next_call_on_the_same_gpu_and_stream(gpu):
     assert launch.zeros(0, 100) is not first
 
 
-def test_a_graph_fills_zeros_of_its_own_of_any_size(gpu):
+def test_captured_graph_allocates_its_own_zeros(gpu):
     kept = launch.zeros(0, 100)
     gpu.capturing = True
     own, larger = launch.zeros(0, 100), launch.zeros(0, 2**22)
@@ -65,7 +65,7 @@ def test_a_graph_fills_zeros_of_its_own_of_any_size(gpu):
     assert launch.zeros(0, 2**22) is not larger
 
 
-def test_zeros_that_are_kept_are_allocated_outside_of_this_threads_memory_pools(gpu):
+def test_cached_zeros_are_allocated_outside_of_memory_pools(gpu):
     launch.zeros(0, 100)
     assert gpu.threads != [threading.get_ident()]
     gpu.capturing = True
@@ -73,7 +73,7 @@ def test_zeros_that_are_kept_are_allocated_outside_of_this_threads_memory_pools(
     assert gpu.threads[1:] == [threading.get_ident()]
 
 
-def test_zeros_of_streams_that_are_no_longer_used_are_freed(gpu):
+def test_zeros_of_unused_streams_are_freed(gpu):
     first = weakref.ref(launch.zeros(0, 100))
     for gpu.stream in range(1, 17):
         launch.zeros(0, 100)
@@ -81,15 +81,15 @@ def test_zeros_of_streams_that_are_no_longer_used_are_freed(gpu):
     assert first() is None
 
 
-def test_default_streams_of_two_gpus_are_two_streams(gpu, monkeypatch):
+def test_default_streams_of_two_gpus_are_different(gpu, monkeypatch):
     monkeypatch.setattr("cuda.core.Stream", SimpleNamespace(from_handle=lambda handle: SimpleNamespace(handle=handle)))
     first, second = launch._current_stream(0), launch._current_stream(1)
     assert first.handle == second.handle == 0
     assert first is not second
 
 
-def test_a_kernel_that_finds_no_room_is_not_available(gpu, monkeypatch):
-    """As in a partition of a GPU (MIG) that lacks what a cluster needs."""
+def test_kernel_that_does_not_fit_on_the_gpu_is_unavailable(gpu, monkeypatch):
+    """As in a partition of a GPU (MIG) that is too small for a cluster."""
     loaded = SimpleNamespace(get_kernel=lambda entry: SimpleNamespace(handle=0))
     monkeypatch.setattr("cuda.core.Device", lambda device: SimpleNamespace(set_current=lambda: None))
     monkeypatch.setattr("cuda.core.ObjectCode", SimpleNamespace(from_cubin=lambda code, name: loaded))
@@ -102,8 +102,8 @@ def test_a_kernel_that_finds_no_room_is_not_available(gpu, monkeypatch):
 
 
 @pytest.mark.parametrize("D", [64, 1024])
-def test_a_training_forward_makes_the_kernel_of_its_backward(monkeypatch, D):
-    """Before it keeps what no other backend reads."""
+def test_forward_in_training_loads_the_kernel_of_its_backward(monkeypatch, D):
+    """An error must occur before the forward pass, after which no other backend can be selected."""
 
     def load(binary: Binary, *_) -> SimpleNamespace:
         if binary.entry == "backward":

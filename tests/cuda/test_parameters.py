@@ -1,4 +1,4 @@
-"""A kernel's arguments go by name, and are what its parameters say."""
+"""Arguments of kernels are passed by name and checked."""
 
 import ctypes
 
@@ -20,7 +20,7 @@ X, Y = torch.zeros(2, 3), torch.zeros(5)
 
 
 def in_memory(packed: Packed, arguments: dict[str, Argument]) -> list[int]:
-    """What a kernel gets."""
+    """Return the bytes that a kernel receives."""
     packed.pack(arguments)
     addresses = (ctypes.c_void_p * len(PARAMETERS)).from_address(packed.address)
     return [ctypes.c_int64.from_address(address).value for address in addresses]
@@ -35,13 +35,13 @@ def test_arguments_are_packed_by_name():
 @pytest.mark.parametrize(
     ("arguments", "name"), [({"x": X, "y": Y}, "launch"), ({"x": X, "y": Y, "launch": 1, "b": 2}, "b")]
 )
-def test_other_names_are_refused(arguments, name):
+def test_wrong_names_are_an_error(arguments, name):
     with pytest.raises(TypeError, match=rf"\['{name}'\]"):
         Packed(PARAMETERS, {"B": 2}).pack(arguments)
 
 
 @pytest.mark.parametrize("known", [{"b": 2}, {"launch": 2}], ids=["unknown", "not the last"])
-def test_what_is_known_beforehand_are_the_last(known):
+def test_known_arguments_must_be_the_last(known):
     with pytest.raises(TypeError, match=rf"'launch', 'B'\].*\['{next(iter(known))}'\]"):
         Packed(PARAMETERS, known)
 
@@ -54,16 +54,16 @@ def test_what_is_known_beforehand_are_the_last(known):
     ],
     ids=["dtype", "shape"],
 )
-def test_a_tensor_that_is_not_what_the_kernel_reads_is_refused(x, expected):
+def test_tensor_with_wrong_shape_or_dtype_is_an_error(x, expected):
     with pytest.raises(TypeError, match=expected):
         Packed(PARAMETERS, {"B": 2}).pack({"x": x, "y": Y, "launch": 0})
 
 
-def test_a_tensor_without_elements_stands_for_nothing():
+def test_empty_tensor_is_a_null_pointer():
     check(PARAMETERS, {"x": torch.empty(0, dtype=torch.float16), "y": Y, "launch": 0, "B": 2})
 
 
-def test_gradients_of_other_states_are_parameters_where_there_are_any():
+def test_gradients_of_other_states_are_parameters_if_there_are_any():
     variant = Variant(aux=torch.float32, training=True)
     spec = KernelSpec("backward", get_cell("slstm"), 1, 64, 16, torch.bfloat16, named_gpu("H100"), variant)
     with_gradients = KernelSpec(**{**vars(spec), "variant": Variant(aux=torch.float32, training=True, d_aux=True)})
@@ -72,7 +72,7 @@ def test_gradients_of_other_states_are_parameters_where_there_are_any():
     assert "const float* __restrict__ d_aux_2_, const float* __restrict__ d_last_" in declaration(fused(with_gradients))
 
 
-def test_a_struct_has_the_parameters_as_members():
+def test_struct_has_the_parameters_as_members():
     assert declaration(PARAMETERS).splitlines() == [
         "struct Params {",
         "  const float* __restrict__ x;  // [B, 3]",

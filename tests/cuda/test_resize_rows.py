@@ -1,4 +1,4 @@
-"""The kernel that makes heads longer or shorter, on the processor."""
+"""The kernel that pads or truncates heads, on the processor."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ from tests.cuda.host_kernel import loaded_on_host
 @pytest.fixture
 def on_host(monkeypatch):
     monkeypatch.setattr(dtype_kernel, "loaded", loaded_on_host)
-    monkeypatch.setattr(resize_rows, "_MOST_THREADS", 200)  # so that threads have several groups of rows
+    monkeypatch.setattr(resize_rows, "_MOST_THREADS", 200)  # so that each thread has several groups of rows
 
 
 def check(tensors: list[torch.Tensor], size: int, axes: list[int]) -> None:
@@ -36,12 +36,12 @@ def check(tensors: list[torch.Tensor], size: int, axes: list[int]) -> None:
         (torch.bfloat16, 1, 8),
     ],
 )
-def test_heads_are_cut_off_or_padded_with_zeros(on_host, dtype, before, after):
+def test_heads_are_truncated_or_padded_with_zeros(on_host, dtype, before, after):
     check([torch.randn(3, 17, before).to(dtype), torch.randn(2, before, before).to(dtype)], after, [1, 2])
 
 
-def test_tensors_of_several_dtypes_and_addresses(on_host):
-    """Also more than one launch takes."""
+def test_tensors_of_different_dtypes_and_alignments(on_host):
+    """More tensors than fit in one launch."""
     odd = torch.randn(1 + 700 * 63).half()[1:].view(7, 100, 63)
     tensors = [
         odd,
@@ -53,7 +53,7 @@ def test_tensors_of_several_dtypes_and_addresses(on_host):
     check(tensors, 64, [1, 2, 1, 1, 1])
 
 
-def test_no_rows(on_host):
+def test_tensors_without_rows(on_host):
     assert [x.shape for x in resize_rows.resize_rows([torch.randn(0, 63), torch.randn(2, 63)], 64, [1, 1])] == [
         (0, 64),
         (2, 64),
@@ -62,7 +62,7 @@ def test_no_rows(on_host):
 
 
 def test_gradients_and_memory_formats(on_host, monkeypatch):
-    """Of padded inputs, of which not all get a gradient, and of results in time-major memory."""
+    """Checks padded inputs, some without gradients, and results in time-major memory."""
     Wx = torch.randn(5, 3, 2, 7).transpose(0, 1).requires_grad_()
     R, b = torch.randn(4, 2, 7, 7).bfloat16().requires_grad_(), torch.randn(4, 2, 7, requires_grad=True)
 

@@ -1,4 +1,4 @@
-"""What the cases under compute-sanitizer run, as far as that can be seen without a GPU."""
+"""Helpers of the cases under compute-sanitizer, tested without a GPU."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.gpu.sanitize import DECODED, placed, products_in_float32
 
 
 @pytest.mark.parametrize("case", DECODED, ids=str)
-def test_models_are_placed_with_all_that_they_have(case):
+def test_all_tensors_of_a_model_are_moved(case):
     model = random_model(case.cell, case.N, case.D, 2, case.B, torch.bfloat16)
     on_meta = placed(model, torch.device("meta"))
     tensors = [x for part in (on_meta, *on_meta.blocks) for x in part if isinstance(x, torch.Tensor)]
@@ -20,7 +20,7 @@ def test_models_are_placed_with_all_that_they_have(case):
 
 
 class _Products(TorchDispatchMode):
-    """Notes the dtypes that are multiplied."""
+    """Records the dtypes of matrix products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class _Products(TorchDispatchMode):
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize(("cell", "heads"), [("lstm", 1), ("gru", 1), ("lstm", 2)])
 @pytest.mark.parametrize("time_major", [False, True])
-def test_no_product_of_half_types_is_left(cell, heads, steps, reset, time_major):
+def test_all_products_are_in_float32(cell, heads, steps, reset, time_major):
     cell, shape = get_cell(cell), (steps, 3) if time_major else (3, steps)
 
     def rows(gates: int) -> torch.Tensor:

@@ -1,5 +1,4 @@
-"""The kernel for the gradients of all weights after a short sequence: on the processor, without races; binaries for
-every architecture."""
+"""The kernel for the gradients of all weights after a short sequence, on the processor, and its binaries."""
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ LSTM, GRU, ELMAN = map(get_cell, ("lstm", "gru", "elman"))
 
 @pytest.fixture
 def on_host(monkeypatch):
-    """Runs the kernel on the processor."""
+    """Run the kernel on the processor."""
     monkeypatch.setattr(short_gradients, "_kernel", short_gradients_on_host)
 
 
@@ -34,7 +33,7 @@ def on_host(monkeypatch):
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,
 )
-def test_they_are_the_sums_over_steps_and_sequences(on_host, case, dtype, states, features, both_ways):
+def test_gradients_are_sums_over_steps_and_sequences(on_host, case, dtype, states, features, both_ways):
     cell, B, T, N, D = case[:5]
     spec = KernelSpec(
         "backward", cell, N, D, B, dtype, named_gpu("H100"), Variant(reset=case.reset, both_ways=both_ways)
@@ -65,7 +64,7 @@ def _agree(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=eps, atol=1e-4 * scale)
 
 
-def test_more_rows_and_float32_are_served_otherwise():
+def test_more_rows_and_float32_are_not_supported():
     spec = KernelSpec("backward", LSTM, 1, 64, 16, torch.float16, named_gpu("H100"))
     assert serves(spec, 16)
     assert not serves(spec, 17)
@@ -76,6 +75,6 @@ def test_more_rows_and_float32_are_served_otherwise():
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize(("cell", "head_dim"), [("gru", 2), ("lstm", 64), ("lstm", 768), ("gru", 100)])
-def test_nothing_is_spilled(cell, head_dim, gpu):
+def test_no_register_spills(cell, head_dim, gpu):
     spec = KernelSpec("backward", get_cell(cell), 1, head_dim, 16, torch.bfloat16, named_gpu(gpu), Variant(reset=True))
     assert compile_kernel(spec).spilled == 0

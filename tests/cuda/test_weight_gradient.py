@@ -1,4 +1,4 @@
-"""The kernel for d_R of narrow heads: on the processor, without races; binaries for every architecture."""
+"""The kernel for d_R of narrow heads, on the processor, and its binaries."""
 
 from dataclasses import replace
 from functools import cache
@@ -23,7 +23,7 @@ LSTM, GRU, ELMAN = map(get_cell, ("lstm", "gru", "elman"))
 
 @pytest.fixture
 def on_host(monkeypatch):
-    """Runs the kernel on the processor, with rows split between as many clusters as possible or not at all."""
+    """Return a function that lets the kernel run on the processor, with rows split between clusters or not."""
 
     def use(gpu: str, split: bool) -> Gpu:
         @cache
@@ -72,16 +72,16 @@ def on_host(monkeypatch):
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,
 )
-def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, gpu, split):
+def test_weight_gradient_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, gpu, split):
     agrees(case, dtype, states, on_host(gpu, split))
 
 
-def test_half_of_the_heads_backwards(on_host):
+def test_weight_gradient_with_half_of_the_heads_backwards(on_host):
     agrees(Case(GRU, B=3, T=40, N=2, D=10, time_major=True), torch.bfloat16, True, on_host("H100", False), True)
 
 
 def random_operands(case: Case, dtype: torch.dtype, states: bool) -> tuple[torch.Tensor | None, ...]:
-    """d_Wx, d_u, h, initial states and resets, of which kernels compute d_R."""
+    """Return random d_Wx, d_u, h, initial states and resets."""
     cell, B, T, N, D = case[:5]
     torch.manual_seed(0)
     h = torch.randn(T, B, N, D).transpose(0, 1) if case.time_major else torch.randn(B, T, N, D)
@@ -94,7 +94,7 @@ def random_operands(case: Case, dtype: torch.dtype, states: bool) -> tuple[torch
 
 
 def agrees(case: Case, dtype: torch.dtype, states: bool, gpu: Gpu, both_ways: bool = False) -> None:
-    """The kernel's d_R is that of `products`, and it changes none of its inputs."""
+    """Check that the kernel's d_R equals that of `products`, and that the inputs do not change."""
     cell, B, T, N, D = case[:5]
     variant = Variant(reset=case.reset, both_ways=both_ways)
     spec = KernelSpec("backward", cell, N, D, B, dtype, gpu, variant)
@@ -114,7 +114,7 @@ def agrees(case: Case, dtype: torch.dtype, states: bool, gpu: Gpu, both_ways: bo
     ("cell", "head_dim"),
     [("gru", 4), ("lstm", 16), ("elman", 32), ("gru", 62), ("lstm", 64), ("lstm", 96), ("gru", 100), ("lstm", 128)],
 )
-def test_nothing_is_spilled(cell, head_dim, gpu):
+def test_no_register_spills(cell, head_dim, gpu):
     sizes = 768 // head_dim, head_dim, 16, torch.bfloat16
     spec = KernelSpec("backward", get_cell(cell), *sizes, named_gpu(gpu), Variant(reset=True))
     binary, tiling = compile_kernel(spec)
@@ -124,7 +124,7 @@ def test_nothing_is_spilled(cell, head_dim, gpu):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_sum_of_partials(on_host, dtype):
+def test_sum_of_partials(on_host, dtype):
     on_host("H100", True)
     partial = torch.randn(3, 5, 62)
     out = sum_of_partials.sum_of_partials(partial, dtype)

@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 
 class Recorder(L.LightningModule):
-    """Trains on nothing and keeps what it was given; breaks off in the step `fail_at`."""
+    """A module that records its batches and trains nothing; it fails in the step `fail_at`."""
 
     def __init__(self, fail_at=None):
         super().__init__()
@@ -30,7 +30,7 @@ class Recorder(L.LightningModule):
 
 
 class SeenToFile(L.Callback):
-    """What ranks in processes of their own saw."""
+    """A callback that writes the batches of each rank to a file."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -44,9 +44,9 @@ class SeenToFile(L.Callback):
 
 @pytest.fixture
 def fit(tmp_path):
-    """Trains a Recorder; returns the batches it saw, with several devices those of each.
+    """Return a function that trains a Recorder and returns its batches, with several devices those of each.
 
-    Checkpoints land in tmp_path: step=<n>.ckpt and on_exception.ckpt.
+    Checkpoints are written to tmp_path: step=<n>.ckpt and on_exception.ckpt.
     """
 
     def run(datamodule, max_steps, fail_at=None, ckpt_path=None, devices=1):

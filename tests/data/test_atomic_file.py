@@ -1,4 +1,4 @@
-"""A file is the old one or the new one, whole, whatever happens while it is written."""
+"""Atomic replacement of files: after any failure, the file is either the old or the new one."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ def write(path, content, **options):
         file.write(content)
 
 
-def test_the_file_and_nothing_else_is_there_in_the_end(tmp_path):
+def test_replacing_leaves_only_the_file(tmp_path):
     path = tmp_path / "new" / "folder" / "file"
     for content in (b"long content", b"short"):
         write(path, content)
@@ -23,7 +23,7 @@ def test_the_file_and_nothing_else_is_there_in_the_end(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_an_error_leaves_what_was_there(tmp_path):
+def test_error_does_not_change_the_old_file(tmp_path):
     path, backup = tmp_path / "file", tmp_path / "backup"
     write(path, b"old")
     with pytest.raises(TypeError, match="bytes-like"):
@@ -32,21 +32,21 @@ def test_an_error_leaves_what_was_there(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_systems_that_open_no_folders_write_files(tmp_path, monkeypatch):
+def test_systems_that_cannot_open_folders(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "O_DIRECTORY")  # as on Windows
     monkeypatch.setattr(os, "open", lambda path, *_: pytest.fail(f"{path} cannot be opened"))
     write(tmp_path / "file", b"content")
     assert (tmp_path / "file").read_bytes() == b"content"
 
 
-def test_what_was_there_goes_to_the_backup(tmp_path):
+def test_old_file_is_moved_to_the_backup(tmp_path):
     path, backup = tmp_path / "file", tmp_path / "backup"
     for content in (b"1", b"2", b"3"):
         write(path, content, backup=backup)
     assert (backup.read_bytes(), path.read_bytes()) == (b"2", b"3")
 
 
-def test_a_killed_writer_leaves_the_old_file_and_the_next_one_writes_over_the_rest(tmp_path):
+def test_killed_writer_does_not_change_the_old_file(tmp_path):
     path = tmp_path / "file"
     write(path, b"old")
     code = (
@@ -60,7 +60,7 @@ def test_a_killed_writer_leaves_the_old_file_and_the_next_one_writes_over_the_re
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"file": b"new"}
 
 
-def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path):
+def test_error_of_a_full_disk_names_the_file(tmp_path):
     with (
         pytest.raises(OSError, match=r"No space left on device: .*/file'"),
         replacing(tmp_path / "file"),

@@ -14,7 +14,7 @@ def load(name, **overrides):
     return OmegaConf.merge(config, {"seed": 3, **overrides})
 
 
-ASKED_FOR = {  # what a config leaves to the user
+ASKED_FOR = {  # required keys without a default
     "text": {"source": "stdlib"},
     "mix": {"sources": {"a": {"source": "stdlib", "weight": 1}}},
     "instructions": {"source": __file__},
@@ -22,11 +22,11 @@ ASKED_FOR = {  # what a config leaves to the user
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
-def test_makes_its_datamodule(name):
+def test_config_builds_its_datamodule(name):
     assert instantiate(load(name, **ASKED_FOR.get(name, {}))).seed == 3
 
 
-def test_parity_trains_to_40_and_evaluates_to_256():
+def test_parity_trains_up_to_40_and_evaluates_up_to_256():
     module = instantiate(load("parity"))
     assert next(iter(module.train_dataloader()))["input_ids"].shape == (128, 40)
     assert module.eval_ranges == [(40, 63), (64, 127), (128, 256)]

@@ -44,12 +44,12 @@ def test_json_lines(tmp_path, name):
     assert read(write_rows(tmp_path / name, rows)) == TEXTS
 
 
-def test_parquet_and_another_column(tmp_path):
+def test_parquet_with_another_column(tmp_path):
     datasets.Dataset.from_dict({"id": list(range(20)), "content": TEXTS}).to_parquet(tmp_path / "a.parquet")
     assert read(tmp_path / "a.parquet", column="content") == TEXTS
 
 
-def test_text_files_of_a_glob_in_sorted_order_and_long_ones_in_pieces(tmp_path):
+def test_text_files_are_sorted_and_long_ones_are_split(tmp_path):
     long = "line of text\n" * 5000
     for name, text in (("b.txt", "second"), ("a.txt", "first"), ("c/d.txt", long), ("empty.txt", " \n")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -61,14 +61,14 @@ def test_text_files_of_a_glob_in_sorted_order_and_long_ones_in_pieces(tmp_path):
     assert all(piece.endswith("text\n") for piece in pieces)
 
 
-def test_the_standard_library_without_its_tests():
+def test_standard_library_excludes_its_tests():
     files = Corpus("stdlib").files
     root = sysconfig.get_path("stdlib")
     assert f"{root}/argparse.py" in files
     assert not any(re.search(r"/(tests?|site-packages)/", name.removeprefix(root)) for name in files)
 
 
-def test_joined_documents_are_long_and_hold_neighbouring_files(tmp_path, monkeypatch):
+def test_joined_documents_contain_neighbouring_files(tmp_path, monkeypatch):
     for number in range(7):
         (tmp_path / f"{number}.py").write_text(f"text = {number}\n" * 20)  # 180 bytes
     monkeypatch.setitem(corpora.PYTHON_FOLDERS, "joined", ("purelib",))
@@ -82,25 +82,25 @@ def test_joined_documents_are_long_and_hold_neighbouring_files(tmp_path, monkeyp
     assert list(Documents(Corpus("joined"), position=documents.position)) == found[1:]
 
 
-def test_max_bytes_cuts_after_the_document_that_reaches_it(tmp_path):
+def test_max_bytes_includes_the_document_that_reaches_it(tmp_path):
     corpus = Corpus(write_rows(tmp_path / "a.jsonl", [{"text": "ä" * 10}] * 5))  # 20 bytes each
     assert [len(list(Documents(corpus, max_bytes=max_bytes))) for max_bytes in (1, 20, 21, 1000)] == [1, 1, 2, 5]
 
 
-def test_readers_have_different_documents(tmp_path):
+def test_readers_read_different_documents(tmp_path):
     corpus = Corpus(write_rows(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS]))
     parts = [Documents(corpus, reader=reader, readers=3) for reader in range(3)]
     assert sorted(itertools.chain(*parts)) == sorted(TEXTS)
 
 
-def test_held_out_is_a_fraction_and_grows_with_it():
+def test_larger_fractions_hold_out_a_superset():
     texts = [str(i) for i in range(10_000)]
     small, large = ({text for text in texts if held_out(text, fraction)} for fraction in (0.01, 0.1))
     np.testing.assert_allclose([len(small), len(large)], [100, 1000], rtol=0.25)
     assert small < large
 
 
-def test_text_without_line_ends_is_read_in_pieces(tmp_path):
+def test_text_without_line_ends_is_split(tmp_path):
     text = "word " * 20_000
     (tmp_path / "a.txt").write_text(text)
     pieces = read(tmp_path / "a.txt")
@@ -108,19 +108,19 @@ def test_text_without_line_ends_is_read_in_pieces(tmp_path):
     assert len(pieces) > 2
 
 
-def test_rows_without_text_are_left_out(tmp_path):
+def test_rows_without_text_are_skipped(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": null}\n{"text": "x"}\n{"text": ""}\n')
     assert read(tmp_path / "a.jsonl") == ["x"]
 
 
-def test_a_file_whose_name_looks_like_a_pattern(tmp_path):
+def test_file_name_that_looks_like_a_pattern(tmp_path):
     folder = tmp_path / "[v1]"
     folder.mkdir()
     (folder / "a.jsonl").write_text('{"text": "x"}\n')
     assert read(folder / "a.jsonl") == ["x"]
 
 
-def test_half_a_surrogate_pair_does_not_stop_the_reading(tmp_path):
+def test_lone_surrogates_are_replaced(tmp_path):
     (tmp_path / "a.jsonl").write_text(r'{"text": "half \ud83d of an emoji"}')
     assert read(tmp_path / "a.jsonl") == ["half ? of an emoji"]
 
@@ -137,19 +137,19 @@ def test_half_a_surrogate_pair_does_not_stop_the_reading(tmp_path):
         ("b.txt", b"x", FileNotFoundError, r"source '.*a\.txt'"),
     ],
 )
-def test_unreadable_files(tmp_path, name, content, error, message):
+def test_unreadable_files_are_an_error(tmp_path, name, content, error, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(error, match=message):
         read(tmp_path / name.replace("b.txt", "a.txt"))
 
 
-def test_a_parquet_file_without_the_column(tmp_path):
+def test_missing_parquet_column_is_an_error(tmp_path):
     datasets.Dataset.from_dict({"content": TEXTS}).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"'text'.*`column`.*content"):
         read(tmp_path / "a.parquet")
 
 
-def test_a_folder_or_mixed_kinds(tmp_path):
+def test_folder_or_mixed_kinds_of_files_are_an_error(tmp_path):
     with pytest.raises(ValueError, match=rf"{tmp_path}.*'.*/\*\*/\*\.txt'"):
         read(tmp_path)
     (tmp_path / "a.txt").write_text("x")
@@ -158,13 +158,13 @@ def test_a_folder_or_mixed_kinds(tmp_path):
         read(tmp_path / "a.*")
 
 
-def test_no_network_fails_at_once_and_says_what_to_do(no_network, monkeypatch):
+def test_missing_network_is_an_immediate_error_with_advice(no_network, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: pytest.fail("would try for half a minute"))
     with pytest.raises(ConnectionError, match=r"'owner/name'.*HF_HUB_OFFLINE=1.*data\.source"):
         read("owner/name")
 
 
-def test_offline_and_not_downloaded_before(monkeypatch):
+def test_dataset_that_is_not_downloaded_is_an_error_offline(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(FileNotFoundError, match="'owner/name'"):

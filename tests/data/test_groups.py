@@ -1,4 +1,4 @@
-"""Multiplication tables: those of the groups that they are said to be, and none that is not a group."""
+"""Multiplication tables of groups, and errors for tables that are not groups."""
 
 import re
 
@@ -20,24 +20,24 @@ from data.groups import group_name, group_table
         ("alternating_4*cyclic_5", 60, False),
     ],
 )
-def test_named_groups(name, order, abelian):
+def test_named_groups_are_groups(name, order, abelian):
     table = group_table(name)
     assert table.shape == (order, order)
     everything = np.arange(order)
-    assert (table[0] == everything).all()  # the identity comes first
+    assert (table[0] == everything).all()  # the identity is the first element
     assert (table[:, 0] == everything).all()
-    assert (np.sort(table, axis=1) == everything).all()  # so everything has an inverse
+    assert (np.sort(table, axis=1) == everything).all()  # all elements have an inverse
     x, y, z = np.random.default_rng(0).integers(0, order, (3, 1000))
     assert (table[table[x, y], z] == table[x, table[y, z]]).all()
     assert (table == table.T).all() == abelian
 
 
-def test_a_dihedral_group_has_reflections_that_undo_themselves():
+def test_reflections_of_a_dihedral_group_are_involutions():
     table = group_table("dihedral_7")
     assert (table[np.arange(7, 14), np.arange(7, 14)] == 0).all()
 
 
-def test_tables_in_files(tmp_path):
+def test_table_from_a_file(tmp_path):
     table = group_table("dihedral_3")
     np.savetxt(tmp_path / "mine.csv", table, delimiter=",", fmt="%d")
     np.save(tmp_path / "mine.npy", table)
@@ -61,10 +61,10 @@ def test_tables_in_files(tmp_path):
         ([[0, 1, 2, 3, 4], [1, 0, 3, 4, 2], [2, 4, 0, 1, 3], [3, 2, 4, 0, 1], [4, 3, 1, 2, 0]], "(1 "),
     ],
 )
-def test_what_is_not_a_group_is_refused(group, key):
+def test_table_that_is_not_a_group_is_an_error(group, key):
     with pytest.raises(ValueError, match=re.escape(key)):
         group_table(group)
 
 
-def test_the_identity_may_have_any_number():
+def test_identity_may_be_any_element():
     assert group_table([[1, 0], [0, 1]]).tolist() == [[1, 0], [0, 1]]

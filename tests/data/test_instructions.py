@@ -1,4 +1,4 @@
-"""Prompts are read and responses learnt, whether messages come with a template or not."""
+"""Instruction data: loss on responses only, with and without a chat template."""
 
 import json
 
@@ -28,7 +28,7 @@ def messages(*contents):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Examples as pairs and as messages, a template, and a tokenizer without one."""
+    """Return a folder with examples as pairs and as messages, a template, and a tokenizer without a template."""
     folder = tmp_path_factory.mktemp("instructions")
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, PAIRS)))
     chats = [messages(p["prompt"], p["response"], "And then?", "No more.") for p in PAIRS]
@@ -54,13 +54,13 @@ def make(folder, tmp_path):
 
 
 def learnt(module, row):
-    """The text of a row's labels, by example."""
+    """Return the text of a row's labels, by example."""
     labels = row["labels"][row["labels"] != IGNORE]
     return module.tokenizer.decode(labels).split("<|endoftext|>")[:-1]
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_responses_are_learnt_and_prompts_read(make, packed):
+def test_labels_are_only_the_responses(make, packed):
     module = make(reset_at_documents=packed)
     data = module.train_data
     rows = [{name: part[0] for name, part in data[[number]].items()} for number in range(len(data))]
@@ -79,15 +79,15 @@ def test_responses_are_learnt_and_prompts_read(make, packed):
             assert module.tokenizer.decode(inputs[1:]).startswith("What is ")
 
 
-def test_both_splits_hold_all_examples_once(make):
+def test_splits_contain_all_examples_once(make):
     module = make()
     assert module.train_data.examples + module.val_data.examples == 40
     assert module.prepared()["train"]["documents"] == module.train_data.examples > 20
     assert module.val_data.examples > 2
 
 
-def test_examples_whose_response_is_cut_off_are_left_out(make):
-    longest = max(map(len, make(reset_at_documents=False).train_data.prompts(99)))  # with an end of text before it
+def test_examples_without_room_for_the_response_are_skipped(make):
+    longest = max(map(len, make(reset_at_documents=False).train_data.prompts(99)))  # with an end of text first
     with pytest.warns(UserWarning, match="context_length="):
         data = make(context_length=longest - 1).train_data
     assert 0 < data.left_out < data.examples
@@ -95,7 +95,7 @@ def test_examples_whose_response_is_cut_off_are_left_out(make):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_samples_are_prompts(make, packed):
+def test_samples_begin_with_prompts(make, packed):
     module = make(reset_at_documents=packed)
     texts = [module.tokenizer.decode(prompt) for prompt in module.samples(2, 4)]
     prompts = {f"<|endoftext|>{pair['prompt']}" for pair in PAIRS}
@@ -103,7 +103,7 @@ def test_samples_are_prompts(make, packed):
     assert prompts.issuperset(texts)
 
 
-def test_messages_are_written_by_the_template(make, folder):
+def test_template_formats_messages(make, folder):
     module = make("chats", chat_template=str(folder / "template.jinja"), context_length=200)
     row = {name: part[0] for name, part in module.val_data[[0]].items()}
     first = learnt(module, row)[0]
@@ -113,7 +113,7 @@ def test_messages_are_written_by_the_template(make, folder):
     assert text.startswith("<|endoftext|>[user]What is ")
     assert "[assistant]It is" in text
     assert "\n[user]And then?\n[assistant]No more.\n" in text
-    assert tokenization.load(str(module.tokenizer_folder)).chat_template == TEMPLATE  # as exports will have it
+    assert tokenization.load(str(module.tokenizer_folder)).chat_template == TEMPLATE  # exports contain it
 
 
 @pytest.mark.parametrize(
@@ -125,37 +125,37 @@ def test_messages_are_written_by_the_template(make, folder):
         ({"prompt": "a", "response": 3}, "3.* message"),
     ],
 )
-def test_examples_that_cannot_be_used(row, message, folder):
+def test_invalid_examples_are_an_error(row, message, folder):
     with pytest.raises(ValueError, match=f"here.*{message}"):
         encode(row, tokenization.load(str(folder / "tokenizer")), "here")
 
 
-def test_a_template_that_rewrites_what_was_said_is_refused(folder):
+def test_template_that_changes_earlier_messages_is_an_error(folder):
     tokenizer = tokenization.load(str(folder / "tokenizer"))
     tokenizer.chat_template = "{{ messages | length }}" + TEMPLATE
     with pytest.raises(ValueError, match=r"here.*message "):
         encode(messages("a", "b"), tokenizer, "here")
 
 
-def test_a_tokenizer_has_to_be_there(folder, tmp_path):
+def test_missing_tokenizer_is_an_error(folder, tmp_path):
     module = Instructions(str(folder / "pairs.jsonl"), tokenizer="bpe:300", cache_dir=str(tmp_path))
     with pytest.raises(ValueError, match=r"bpe:300.*init_from"):
         module.prepare_data()
 
 
-def test_long_examples_are_cut_off(make):
+def test_long_examples_are_truncated(make):
     with pytest.warns(UserWarning, match="context_length=12 "):
         module = make(context_length=12)
     assert module.train_data[[0]]["input_ids"].shape == (1, 12)
 
 
-def test_resumes_exactly(make, fit, tmp_path):
+def test_resumed_training_sees_the_same_batches(make, fit, tmp_path):
     uninterrupted = fit(make(), max_steps=5)
     assert fit(make(), max_steps=5, ckpt_path=tmp_path / "step=2.ckpt") == uninterrupted[2:]
 
 
-def test_a_language_model_learns_to_answer(folder, tiny_config, tmp_path):
-    """From its weights, with its tokenizer; the export keeps the template."""
+def test_language_model_can_be_fine_tuned(folder, tiny_config, tmp_path):
+    """Training starts from its weights with its tokenizer, and the export contains the template."""
     base = tiny_config("text_tiny")
     train(base)
     tiny = [part for part in TINY["text_tiny"] if not part.startswith(("data.", "val_fraction"))]

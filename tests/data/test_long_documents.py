@@ -11,7 +11,7 @@ from data.text import Text
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """Documents of 1 to 13 times 60 words, a quarter of them held out."""
+    """Return a function that builds data with documents of 1 to 13 times 60 words, a quarter of them held out."""
     rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("documents")
     for number in range(52):
         words = rng.choice(["the", "state", "of", "a", "network"], 60 * (1 + number % 13))
@@ -26,8 +26,8 @@ def text(tmp_path_factory):
     return lambda **options: build(**{"val_fraction": 0.3, "batch_size": 3, "eval_length": 2 * WINDOW, **options})
 
 
-def test_windows_of_documents_follow_each_other(text):
-    """Every batch is of one position, and rows go on; the first inputs end the text before a document."""
+def test_windows_of_a_document_are_in_consecutive_batches(text):
+    """All rows of a batch have the same position. The first input is the end of text before the document."""
     module = text()
     expected = documents(module)
     assert len(expected) > 3
@@ -51,7 +51,7 @@ def documents(module):
     return [part[: 2 * WINDOW].tolist() for part in parts if len(part) > 2 * WINDOW]
 
 
-def test_a_context_begins_anew_within_documents(text):
+def test_eval_context_restarts_the_context_within_documents(text):
     module = text(eval_length=3 * WINDOW, eval_context=2 * WINDOW, eval_documents=1, batch_size=1)
     assert [batch["begins"] for batch in module.test_dataloader()] == [True, False, True]
 
@@ -65,12 +65,12 @@ def test_a_context_begins_anew_within_documents(text):
         ({"eval_documents": 0}, "eval_documents=0 .*1"),
     ],
 )
-def test_wrong_lengths(text, options, message):
+def test_wrong_lengths_are_an_error(text, options, message):
     with pytest.raises(ValueError, match=message):
         text(**options)
 
 
-def test_files_are_read_in_parts(text, monkeypatch):
+def test_files_are_read_in_chunks(text, monkeypatch):
     module = text()
     args = module.folder, "validation", 2 * WINDOW, 64
     whole = LongDocuments(*args)

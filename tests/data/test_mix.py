@@ -1,4 +1,4 @@
-"""Several texts at once: the share of each, exact resuming, stored and streamed."""
+"""Mixtures of texts, stored and streamed: fractions of the sources, and exact resuming."""
 
 import json
 from collections import Counter
@@ -14,7 +14,7 @@ from data.streaming import InTurn
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """Two sources of lines that say which they are of: 300 of `a` in two files, 60 of `b`."""
+    """Write two sources whose lines contain their name: 300 lines of `a` in two files, 60 lines of `b`."""
     folder = tmp_path_factory.mktemp("texts")
     for name, count in (("a0", 150), ("a1", 150), ("b0", 60)):
         rows = [json.dumps({"text": f"{name[0]} {number} is {number**3} {name}"}) for number in range(count)]
@@ -45,7 +45,7 @@ def make(texts, tmp_path_factory):
 STREAMED = {"streaming": True, "shuffle_blocks": 6}
 
 
-def test_every_period_has_its_shares_and_any_place_can_be_asked_for():
+def test_schedule_has_exact_fractions_and_random_access():
     schedule = Schedule([3, 1, 0.01], [0])
     sources, numbers = schedule(np.arange(3 * PERIOD))
     for period in np.split(sources, 3):
@@ -60,12 +60,12 @@ def test_every_period_has_its_shares_and_any_place_can_be_asked_for():
 
 
 @pytest.mark.parametrize("weights", [[1, 0], [1, -1], [1, 1e-6]])
-def test_weights_that_cannot_be_kept(weights):
+def test_invalid_weights_are_an_error(weights):
     with pytest.raises(ValueError, match="weights="):
         Schedule(weights, [0])
 
 
-def test_a_small_source_begins_again_when_all_of_it_was_there(make):
+def test_small_source_is_repeated_in_another_order(make):
     module = make()
     a, b = (text.train_data for text in module.texts.values())
     mixed = module.train_dataloader().dataset
@@ -84,14 +84,14 @@ def test_a_small_source_begins_again_when_all_of_it_was_there(make):
     "options",
     [{}, {"num_workers": 2}, STREAMED, pytest.param({**STREAMED, "num_workers": 2}, marks=pytest.mark.slow)],
 )
-def test_resumes_exactly(make, fit, tmp_path, options):
+def test_resumed_training_sees_the_same_batches(make, fit, tmp_path, options):
     uninterrupted = fit(make(**options), max_steps=9)
     assert len({json.dumps(batch) for batch in uninterrupted}) == 9
-    resumed = fit(make(**options), max_steps=9, ckpt_path=tmp_path / "step=5.ckpt")  # the other worker's turn
+    resumed = fit(make(**options), max_steps=9, ckpt_path=tmp_path / "step=5.ckpt")  # begins with the other worker
     assert resumed == uninterrupted[5:]
 
 
-def test_streams_have_their_shares_and_workers_read_other_documents(make):
+def test_streams_have_their_fractions_and_workers_read_different_documents(make):
     module = make(**STREAMED)
     streams = [iter(module.stream(reader, 2, None)) for reader in (0, 1)]
     read = [["".join(module.tokenizer.batch_decode(next(s)["input_ids"])) for _ in range(15)] for s in streams]
@@ -101,7 +101,7 @@ def test_streams_have_their_shares_and_workers_read_other_documents(make):
     assert 0.1 < letters["b"] / letters["a"] < 0.6
 
 
-def test_a_run_streams_on_with_as_many_workers(make):
+def test_stream_cannot_be_resumed_with_other_workers_or_weights(make):
     module = make(**STREAMED)
     module.train_dataloader()
     state = module.state_dict()
@@ -128,12 +128,12 @@ def test_workers_take_turns():
         ({"a": "stdlib"}, r"sources\.a=stdlib.*weight"),
     ],
 )
-def test_sources_that_say_too_little(sources, message):
+def test_incomplete_sources_are_an_error(sources, message):
     with pytest.raises(ValueError, match=message):
         Mix(sources)
 
 
-def test_a_tokenizer_is_trained_on_the_first_and_shared(make, tmp_path):
+def test_tokenizer_is_trained_on_the_first_source_and_shared(make, tmp_path):
     module = make(tokenizer="bpe:280", cache_dir=str(tmp_path))
     vocabularies = [text.tokenizer.get_vocab() for text in module.texts.values()]
     assert vocabularies[0] == vocabularies[1]

@@ -1,4 +1,4 @@
-"""What all DataModules share."""
+"""Code shared by all DataModules."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from data.module import ResumableDataModule
 
 
 class Rows:
-    """Labels that share memory with the inputs, as those of packed text do."""
+    """A dataset whose labels share memory with the inputs, as in packed text."""
 
     def __getitem__(self, indices):
         rows = torch.tensor(indices).repeat(3, 1).T.contiguous()
@@ -17,8 +17,8 @@ class Rows:
 
 
 @pytest.mark.parametrize("size", [1, 4, 5])
-def test_ranks_have_as_many_evaluation_batches_and_every_sample_once(size):
-    """Otherwise one that has more waits for ever where all take part in every batch (FSDP)."""
+def test_ranks_have_equally_many_evaluation_batches(size):
+    """With FSDP, all ranks take part in every batch, so a rank with more batches would wait forever."""
     batches = []
     for rank in range(2):
         module = ResumableDataModule(batch_size=2, num_workers=0, seed=0)

@@ -1,4 +1,4 @@
-"""What a killed, damaged or repeated preparation leaves."""
+"""Preparation of a corpus: results, interruptions, sections, and damaged files."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ SETS = ("RedPajamaCommonCrawl", "RedPajamaGithub")
 
 
 def rows(count=120):
-    """Of SlimPajama's schema."""
+    """Return rows of SlimPajama's schema."""
     rng = np.random.default_rng(0)
     return [
         {"text": f"{i}: " + " ".join(map(str, rng.integers(0, 50, 40))), "meta": {"redpajama_set_name": SETS[i % 2]}}
@@ -46,7 +46,7 @@ def _small_shards(monkeypatch):
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """The same documents in four files each: jsonl.zst and parquet."""
+    """Return a folder with the same documents as four files of jsonl.zst and of parquet."""
     folder = tmp_path_factory.mktemp("sources")
     for k in range(4):
         part = rows()[30 * k : 30 * (k + 1)]
@@ -75,16 +75,16 @@ def recipe_of(source, tokenizer, **options):
 
 @pytest.fixture
 def whole(recipe, tmp_path):
-    """A folder that was prepared without interruption."""
+    """Return a folder that was prepared without interruption."""
     return prepare(recipe, tmp_path / "whole", 0)
 
 
 def files(folder):
-    """Names and contents."""
+    """Return the contents of all files by name."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_shards_hold_every_document_once_in_order(whole, tokenizer):
+def test_shards_contain_every_document_once_in_order(whole, tokenizer):
     found = Manifest.read(whole)
     assert found.complete
     assert len(found.shards) == 5
@@ -97,7 +97,7 @@ def test_shards_hold_every_document_once_in_order(whole, tokenizer):
         assert found.totals[split] == total
 
 
-def test_tokens_of_somebody_else_are_used_without_a_lock(recipe, whole, tmp_path, monkeypatch):
+def test_prepared_tokens_can_be_used_without_write_permission(recipe, whole, tmp_path, monkeypatch):
     def refuse(name):
         raise PermissionError(name)
 
@@ -105,7 +105,7 @@ def test_tokens_of_somebody_else_are_used_without_a_lock(recipe, whole, tmp_path
     assert prepare(recipe, tmp_path / "whole", 0) == whole
 
 
-def test_blocks_go_through_all_shards(whole):
+def test_blocks_are_read_from_all_shards(whole):
     blocks = PackedBlocks(whole, TRAIN, 64)
     expected = []
     for path in blocks.paths:
@@ -118,7 +118,7 @@ def test_blocks_go_through_all_shards(whole):
     np.testing.assert_array_equal(batch["labels"], np.stack(expected)[order, 1:])
 
 
-def test_manifest_tells_what_is_needed_to_trust_the_files(whole, recipe):
+def test_manifest_contains_source_tokenizer_versions_and_hashes(whole, recipe):
     content = json.loads((whole / "manifest.json").read_text())
     assert content["identity"]["source"] == recipe.corpus.source
     assert content["tokenizer"]["name"] == recipe.tokenizer
@@ -130,14 +130,14 @@ def test_manifest_tells_what_is_needed_to_trust_the_files(whole, recipe):
             assert (len(data), hashlib.sha256(data).hexdigest()) == (2 * file["tokens"], file["sha256"])
 
 
-def test_the_result_depends_on_neither_format_nor_processes(sources, tokenizer, whole, tmp_path):
+def test_result_is_independent_of_format_and_number_of_processes(sources, tokenizer, whole, tmp_path):
     parquet = prepare(recipe_of(f"{sources}/*.parquet", tokenizer), tmp_path / "parquet", 2)
     assert [shard.files for shard in Manifest.read(parquet).shards] == [
         shard.files for shard in Manifest.read(whole).shards
     ]
 
 
-def test_validation_files_of_their_own(sources, tokenizer, tmp_path):
+def test_separate_validation_files(sources, tokenizer, tmp_path):
     validation = Corpus(f"{sources}/3.parquet")
     recipe = recipe_of(f"{sources}/[0-2].parquet", tokenizer, val_corpus=validation)
     totals = Manifest.read(prepare(recipe, tmp_path, 0)).totals
@@ -145,7 +145,7 @@ def test_validation_files_of_their_own(sources, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_for_streaming_only_as_much_validation_as_needed_is_read(sources, tokenizer, tmp_path, held, monkeypatch):
+def test_streaming_reads_only_the_needed_validation_text(sources, tokenizer, tmp_path, held, monkeypatch):
     monkeypatch.setattr("data.recipe.CHUNK_CHARS", 100)
     source = f"{sources}/[0-2].parquet"
     recipe = recipe_of(source, tokenizer, val_tokens=200, val_corpus=None if held else Corpus(f"{sources}/3.parquet"))
@@ -154,11 +154,11 @@ def test_for_streaming_only_as_much_validation_as_needed_is_read(sources, tokeni
     assert totals[TRAIN]["tokens"] == 0
 
 
-# --- killed ---
+# --- interruptions ---
 
 
 def killed(monkeypatch, name, call, run):
-    """Run in a process of its own, which is killed when it calls data.`name` for the `call`th time."""
+    """Call `run` in a process that is killed at the `call`-th call of data.`name`."""
     calls, function = [], resolve_name(f"data.{name}")
 
     def kill(*arguments, **more):
@@ -181,16 +181,14 @@ def killed(monkeypatch, name, call, run):
 @pytest.mark.parametrize(
     ("name", "call", "kept"),
     [
-        ("preparation.token_dtype", 1, None),  # the tokenizer is saved, there is no manifest yet
-        ("recipe.held_out", 1, 0),  # nothing is read yet
+        ("preparation.token_dtype", 1, None),  # the tokenizer is saved, but no manifest
+        ("recipe.held_out", 1, 0),  # before anything is read
         ("recipe.held_out", 70, 2),  # in the middle of a shard
         ("shards.Shard", 4, 3),  # its files have their names, but are not in the manifest
-        ("preparation.replace", 1, 5),  # all is written, but the manifest does not say that it is complete
+        ("preparation.replace", 1, 5),  # all files are written, but the manifest is not marked as complete
     ],
 )
-def test_killed_at_any_moment_the_next_goes_on_to_the_same_result(
-    recipe, whole, tmp_path, monkeypatch, name, call, kept
-):
+def test_killed_preparation_is_resumed_with_the_same_result(recipe, whole, tmp_path, monkeypatch, name, call, kept):
     folder = recipe.folder(tmp_path / "killed")
     killed(monkeypatch, name, call, lambda: prepare(recipe, tmp_path / "killed", 0))
     if kept is None:
@@ -204,12 +202,12 @@ def test_killed_at_any_moment_the_next_goes_on_to_the_same_result(
         assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_goes_on_at_the_revision_that_it_began_with(tokenizer, tmp_path, monkeypatch):
+def test_preparation_is_resumed_at_the_same_revision(tokenizer, tmp_path, monkeypatch):
     asked, commits = [], ["first"] * 3 + ["second"] * 2
 
     def load_dataset(name, subset, *, split, revision, streaming):
         asked.append(revision)
-        if len(asked) == 2:  # at the first it was asked how large it is
+        if len(asked) == 2:  # the first call reads the size
             raise ConnectionError("broken off")
         return datasets.Dataset.from_list(rows()).to_iterable_dataset()
 
@@ -224,12 +222,12 @@ def test_goes_on_at_the_revision_that_it_began_with(tokenizer, tmp_path, monkeyp
     assert Manifest.read(folder).revision == "first"
 
 
-# --- in sections, by several machines ---
+# --- sections for several machines ---
 
 
 @pytest.fixture
 def _small_sections(monkeypatch):
-    monkeypatch.setattr("data.recipe.SECTION_BYTES", 1500)  # of four files of 1.5 KB each
+    monkeypatch.setattr("data.recipe.SECTION_BYTES", 1500)  # the four files have 1.5 KB each
 
 
 def tokens_of(folder):
@@ -242,7 +240,7 @@ def tokens_of(folder):
 
 @pytest.mark.usefixtures("_small_sections")
 @pytest.mark.parametrize("validation", [False, True])
-def test_machines_that_share_the_work_make_what_one_makes(sources, tokenizer, tmp_path, validation, monkeypatch):
+def test_several_machines_make_the_same_result_as_one(sources, tokenizer, tmp_path, validation, monkeypatch):
     own = {"val_corpus": Corpus(f"{sources}/0.parquet")} if validation else {}
     recipe = recipe_of(f"{sources}/*.jsonl.zst", tokenizer, **own)
     one = prepare(recipe, tmp_path / "one", 0)
@@ -260,7 +258,7 @@ def test_machines_that_share_the_work_make_what_one_makes(sources, tokenizer, tm
 
 
 @pytest.mark.usefixtures("_small_sections")
-def test_sections_hold_what_a_whole_holds_and_are_read_as_one(recipe, tmp_path, monkeypatch):
+def test_sections_together_equal_an_undivided_corpus(recipe, tmp_path, monkeypatch):
     folder = prepare(recipe, tmp_path / "sections", 0)
     monkeypatch.setattr("data.recipe.SECTION_BYTES", 10**9)
     whole = prepare(recipe, tmp_path / "whole", 0)
@@ -272,7 +270,7 @@ def test_sections_hold_what_a_whole_holds_and_are_read_as_one(recipe, tmp_path, 
 
 
 @pytest.mark.usefixtures("_small_sections")
-def test_a_deleted_file_of_a_section_is_made_again(recipe, tmp_path):
+def test_deleted_file_of_a_section_is_restored(recipe, tmp_path):
     folder = prepare(recipe, tmp_path, 0)
     before = files(folder)
     (folder / "section-00002" / "train-00000.bin").unlink()
@@ -281,13 +279,13 @@ def test_a_deleted_file_of_a_section_is_made_again(recipe, tmp_path):
 
 
 @pytest.mark.usefixtures("_small_sections")
-def test_a_limited_corpus_is_one_section(sources, tokenizer, tmp_path):
+def test_limited_corpus_is_one_section(sources, tokenizer, tmp_path):
     recipe = recipe_of(f"{sources}/*.jsonl.zst", tokenizer, max_bytes=5000)
-    assert prepare_part(recipe, tmp_path, 0, 1, 2) == 1  # which is the first machine's
+    assert prepare_part(recipe, tmp_path, 0, 1, 2) == 1  # the section belongs to the first machine
     assert prepare_part(recipe, tmp_path, 0, 0, 2) == 0
 
 
-def test_a_hub_dataset_is_cut_into_its_files(monkeypatch):
+def test_hub_dataset_is_divided_by_files(monkeypatch):
     dataset = datasets.Dataset.from_list(rows()).to_iterable_dataset(num_shards=6)
     monkeypatch.setattr(hub, "open_dataset", lambda *arguments: dataset)
     monkeypatch.setattr("data.corpora.HUB_FILES", 2)
@@ -297,7 +295,7 @@ def test_a_hub_dataset_is_cut_into_its_files(monkeypatch):
 
 
 @pytest.mark.parametrize("source", ["*.jsonl.zst", "*.parquet", "hub"])
-def test_documents_go_on_at_a_position(sources, source, monkeypatch):
+def test_documents_can_be_read_from_a_position(sources, source, monkeypatch):
     if source == "hub":
         dataset = datasets.Dataset.from_list(rows())
         monkeypatch.setattr(hub, "open_dataset", lambda *arguments: dataset.to_iterable_dataset(num_shards=3))
@@ -310,7 +308,7 @@ def test_documents_go_on_at_a_position(sources, source, monkeypatch):
         assert list(Documents(corpus, position=position)) == texts[taken:]
 
 
-# --- damaged ---
+# --- damaged files ---
 
 
 @pytest.fixture
@@ -318,13 +316,13 @@ def shard(whole):
     return whole / "train-00002.bin"
 
 
-def test_a_cut_off_file_is_named(recipe, whole, shard):
+def test_truncated_file_is_an_error(recipe, whole, shard):
     os.truncate(shard, 100)
     with pytest.raises(ValueError, match=r"train-00002\.bin .*100 bytes .*delete"):
         prepare(recipe, whole.parent, 0)
 
 
-def test_a_deleted_file_is_made_again_and_the_others_are_kept(recipe, whole, shard, monkeypatch):
+def test_only_the_deleted_file_is_restored(recipe, whole, shard, monkeypatch):
     before = files(whole)
     shard.unlink()
     monkeypatch.setattr(preparation, "_write_remaining", lambda *arguments: pytest.fail("made more than was missing"))
@@ -332,7 +330,7 @@ def test_a_deleted_file_is_made_again_and_the_others_are_kept(recipe, whole, sha
     assert files(whole) == before
 
 
-def test_a_changed_file_is_found_by_its_sha256(whole, shard):
+def test_changed_file_is_detected_by_its_hash(whole, shard):
     content = bytearray(shard.read_bytes())
     content[10] ^= 1
     shard.write_bytes(content)
@@ -342,21 +340,21 @@ def test_a_changed_file_is_found_by_its_sha256(whole, shard):
         found.verify(whole)
 
 
-def test_a_file_cut_off_while_it_is_used_is_named(whole, shard):
+def test_file_truncated_during_use_is_an_error(whole, shard):
     blocks = PackedBlocks(whole, TRAIN, 64)
     os.truncate(shard, 100)
     with pytest.raises(ValueError, match=r"train-00002\.bin .*ends .*delete"):
         blocks[range(len(blocks))]
 
 
-def test_a_file_of_something_else_is_named(whole, shard):
+def test_file_with_invalid_tokens_is_an_error(whole, shard):
     shard.write_bytes(b"\xff" * shard.stat().st_size)
     blocks = PackedBlocks(whole, TRAIN, 64)
     with pytest.raises(ValueError, match=r"train-00002\.bin .*token 65535.* 299"):
         blocks[range(len(blocks))]
 
 
-def test_a_source_that_has_changed_does_not_replace_a_deleted_file(recipe, whole, shard, monkeypatch):
+def test_deleted_file_cannot_be_restored_from_a_changed_source(recipe, whole, shard, monkeypatch):
     shard.unlink()
     others = {file: file.read_bytes() for file in whole.glob("*.bin")}
     monkeypatch.setattr("data.recipe.held_out", lambda text, fraction: held_out(text + " changed", fraction))
@@ -365,13 +363,13 @@ def test_a_source_that_has_changed_does_not_replace_a_deleted_file(recipe, whole
     assert {file: file.read_bytes() for file in whole.glob("*.bin")} == others
 
 
-def test_a_damaged_manifest(recipe, whole):
+def test_damaged_manifest_is_an_error(recipe, whole):
     (whole / "manifest.json").write_text("{")
     with pytest.raises(ValueError, match=r"manifest\.json .*delete"):
         prepare(recipe, whole.parent, 0)
 
 
-def test_another_tokenizer_in_the_folder(recipe, whole, tmp_path):
+def test_another_tokenizer_in_the_folder_is_an_error(recipe, whole, tmp_path):
     shutil.rmtree(whole / "tokenizer")
     tokenization.train(["other text"], 300).save_pretrained(whole / "tokenizer")
     (whole / "train-00002.bin").unlink()
@@ -379,7 +377,7 @@ def test_another_tokenizer_in_the_folder(recipe, whole, tmp_path):
         prepare(recipe, whole.parent, 0)
 
 
-def test_a_full_disk_names_the_file_and_keeps_the_others(recipe, whole, tmp_path, monkeypatch):
+def test_error_of_a_full_disk_names_the_file_and_keeps_the_others(recipe, whole, tmp_path, monkeypatch):
     @contextmanager
     def full(name):
         with replacing(name) as file, open("/dev/full", "wb", buffering=0) as disk:
@@ -395,15 +393,15 @@ def test_a_full_disk_names_the_file_and_keeps_the_others(recipe, whole, tmp_path
     assert files(folder) == files(whole)
 
 
-def test_no_text(tmp_path, tokenizer):
+def test_source_without_text_is_an_error(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text(" \n")
     with pytest.raises(ValueError, match=r"a\.txt'"):
         prepare(recipe_of(f"{tmp_path}/a.txt", tokenizer), tmp_path, 0)
 
 
 @pytest.mark.slow
-def test_a_script_that_its_own_processes_would_run_again_is_told_so(sources, tokenizer, tmp_path):
-    """They would wait for its lock, and it for them."""
+def test_script_without_main_guard_is_an_error(sources, tokenizer, tmp_path):
+    """Its processes would run the script again and wait for its lock, while it waits for them."""
     script = tmp_path / "script.py"
     script.write_text(
         "from pathlib import Path\n"

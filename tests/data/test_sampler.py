@@ -11,7 +11,7 @@ def epoch(sampler):
 
 
 @pytest.mark.parametrize("size", [None, 50])
-def test_ranks_share_the_batches_of_one_global_order(size):
+def test_ranks_share_one_global_order(size):
     alone = ResumableSampler(size, 6, seed=3, consumed=12)
     ranks = [ResumableSampler(size, 2, seed=3, consumed=12, rank=rank, world_size=3) for rank in range(3)]
     together = zip(*ranks, strict=size is not None)
@@ -19,7 +19,7 @@ def test_ranks_share_the_batches_of_one_global_order(size):
         np.testing.assert_array_equal(np.concatenate(parts), expected)
 
 
-def test_an_epoch_is_a_new_permutation_without_its_last_incomplete_batch():
+def test_each_epoch_is_a_new_permutation_of_whole_batches():
     sampler = ResumableSampler(50, 8, seed=0)
     first = epoch(sampler)
     sampler.consumed = 48
@@ -32,7 +32,7 @@ def test_an_epoch_is_a_new_permutation_without_its_last_incomplete_batch():
 
 
 @pytest.mark.parametrize("taken", [0, 1, 5, 6, 7, 11])
-def test_continues_after_what_was_consumed(taken):
+def test_sampler_continues_after_the_consumed_samples(taken):
     whole = ResumableSampler(50, 8, seed=0)
     batches = epoch(whole)
     whole.consumed = 48
@@ -41,26 +41,26 @@ def test_continues_after_what_was_consumed(taken):
     assert epoch(ResumableSampler(50, 8, seed=0, consumed=taken * 8)) == batches[taken:end_of_epoch]
 
 
-def test_counts_without_end():
+def test_consumed_counts_over_epochs():
     sampler = ResumableSampler(None, 4, consumed=8)
     assert [batch.tolist() for batch in itertools.islice(sampler, 2)] == [[8, 9, 10, 11], [12, 13, 14, 15]]
     with pytest.raises(TypeError, match="no length"):
         len(sampler)
 
 
-def test_fewer_samples_than_a_global_batch():
+def test_fewer_samples_than_a_global_batch_are_an_error():
     with pytest.raises(ValueError, match=r"7 .*2 x 2 ranks x 2 acc"):
         ResumableSampler(7, 2, world_size=2, accumulate=2)
 
 
-def test_an_epoch_has_whole_steps_alone():
-    """Of a step that is broken off the gradient would be too small."""
+def test_epoch_contains_only_whole_optimizer_steps():
+    """The gradient of an incomplete step would be too small."""
     sampler = ResumableSampler(50, 4, world_size=2, accumulate=3)
     assert len(epoch(sampler)) == len(sampler) == 6
 
 
 @pytest.mark.parametrize("consumed", [0, 15, 40, 47, 48, 49, 95, 110])
-def test_all_ranks_go_on_with_as_many_batches_whatever_a_step_was_before(consumed):
+def test_ranks_continue_with_equally_many_batches(consumed):
     ranks = [ResumableSampler(50, 4, world_size=3, rank=rank, consumed=consumed) for rank in range(3)]
     batches = [epoch(sampler) for sampler in ranks]
     assert len({len(of_rank) for of_rank in batches}) == 1
@@ -70,8 +70,8 @@ def test_all_ranks_go_on_with_as_many_batches_whatever_a_step_was_before(consume
 
 
 @pytest.mark.parametrize("lane", [3, 6])
-def test_rows_of_all_batches_of_a_step_are_lanes(lane):
-    """Whatever the ranks and the accumulated batches; in another order in every epoch."""
+def test_rows_of_a_step_are_lanes(lane):
+    """For any number of ranks and accumulated batches, with another order of lanes in each epoch."""
     whole = ResumableSampler(50, 8, lane=lane)
     assert len(whole) == 6
     epochs = []

@@ -21,12 +21,12 @@ def lengths(batch: dict) -> np.ndarray:
 
 @pytest.fixture
 def new_task(monkeypatch):
-    """Registers a task for the duration of a test."""
+    """Restore the registry of tasks after a test."""
     monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
     return tasks.task
 
 
-def test_parity_labels_are_the_running_xor_and_padding_is_not_scored():
+def test_parity_labels_are_the_running_xor_and_padding_is_ignored():
     for batch in first_batches(StateTracking(max_length=9).train_dataloader(), 3):
         assert batch["input_ids"].shape == batch["labels"].shape == (128, 9)
         for bits, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
@@ -39,7 +39,7 @@ def test_parity_labels_are_the_running_xor_and_padding_is_not_scored():
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [7, 128, 300])
-def test_a_sample_depends_on_its_index_alone(batch_size, num_workers):
+def test_sample_depends_only_on_its_index(batch_size, num_workers):
     def samples(batch_size, num_workers):
         loader = StateTracking(batch_size=batch_size, num_workers=num_workers).train_dataloader()
         batches = first_batches(loader, -(-300 // batch_size))
@@ -48,7 +48,7 @@ def test_a_sample_depends_on_its_index_alone(batch_size, num_workers):
     assert samples(batch_size, num_workers).equal(samples(50, 0))
 
 
-def test_seeds_and_splits_give_other_samples():
+def test_seeds_and_splits_have_different_samples():
     arguments = {"min_length": 40, "max_length": 60, "eval_lengths": [40, 60]}
     module, other_seed = StateTracking(**arguments), StateTracking(**arguments, seed=1)
     loaders = [module.train_dataloader(), module.val_dataloader(), *module.test_dataloader()[1:]]
@@ -64,7 +64,7 @@ def test_training_lengths_are_uniform():
     np.testing.assert_allclose(counts[1:], 1280, atol=4 * 1280**0.5)
 
 
-def test_a_curriculum_lengthens_training_sequences_alone():
+def test_curriculum_affects_only_training_lengths():
     module = StateTracking(max_length=40, curriculum=40 * 128)
     found = [lengths(batch) for batch in first_batches(module.train_dataloader(), 80)]
     longest = [max(of_batch) for of_batch in found]
@@ -79,10 +79,10 @@ def test_a_curriculum_lengthens_training_sequences_alone():
         assert next(iter(ours))["input_ids"].equal(next(iter(theirs))["input_ids"])
 
 
-def test_evaluation_ranges_meet_without_overlap():
+def test_evaluation_ranges_do_not_overlap():
     module = StateTracking(eval_lengths=[40, 64, 128, 256], eval_batches=3, batch_size=100)
     assert module.eval_ranges == [(40, 63), (64, 127), (128, 256)]
-    tested = [(1, 40), *module.eval_ranges]  # the lengths of training, and those beyond
+    tested = [(1, 40), *module.eval_ranges]  # training lengths, and longer ones
     for (low, high), loader in zip(tested, module.test_dataloader(), strict=True):
         found = np.concatenate([lengths(batch) for batch in loader])
         assert len(loader) == 3
@@ -94,12 +94,12 @@ def test_evaluation_ranges_meet_without_overlap():
     assert found.max() > 248
 
 
-def test_another_range_leaves_the_others_as_they_are():
+def test_additional_range_does_not_change_other_ranges():
     few, more = StateTracking(eval_lengths=[40, 64, 129]), StateTracking(eval_lengths=[40, 64, 129, 300])
     assert next(iter(few.test_dataloader()[1]))["input_ids"].equal(next(iter(more.test_dataloader()[1]))["input_ids"])
 
 
-def test_final_supervision_keeps_the_last_label():
+def test_final_supervision_keeps_only_the_last_label():
     every = next(iter(StateTracking().train_dataloader()))
     final = next(iter(StateTracking(supervision="final").train_dataloader()))
     assert final["input_ids"].equal(every["input_ids"])
@@ -108,7 +108,7 @@ def test_final_supervision_keeps_the_last_label():
     assert final["labels"].gather(1, last).equal(every["labels"].gather(1, last))
 
 
-def test_a_task_is_one_function(new_task):
+def test_task_is_defined_by_one_function(new_task):
     @new_task(vocab_size=7, num_classes=5)
     def every_second_sum(rng, shape):
         tokens = rng.integers(0, 7, shape)
@@ -117,7 +117,7 @@ def test_a_task_is_one_function(new_task):
     module = StateTracking("every_second_sum", supervision="final", min_length=2)
     assert (module.vocab_size, module.num_classes, module.chance) == (7, 5, 0.2)
     batch = next(iter(module.train_dataloader()))
-    assert (lengths(batch) == 1).all()  # also where the sequence ends with a position that is not scored
+    assert (lengths(batch) == 1).all()  # even if the last position is not scored
     assert ((batch["labels"] != tasks.IGNORE).nonzero()[:, 1] % 2 == 1).all()
 
 
@@ -133,7 +133,7 @@ def sum_modulo_3(rng, shape):
 
 @pytest.fixture
 def my_tasks(new_task, tmp_path, monkeypatch):
-    """A user's module of that name, which has the task sum_modulo_3."""
+    """Write a user's module my_tasks with the task sum_modulo_3."""
     tmp_path.joinpath("my_tasks.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     yield
@@ -141,20 +141,20 @@ def my_tasks(new_task, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("my_tasks")
-def test_a_task_may_be_in_a_module_of_its_own():
+def test_task_in_a_users_module():
     module = StateTracking("my_tasks.sum_modulo_3")
     assert (module.task.name, module.vocab_size, module.num_classes) == ("sum_modulo_3", 3, 3)
 
 
 @pytest.mark.usefixtures("my_tasks")
-def test_tasks_go_to_processes_that_import_them_anew():
+def test_tasks_can_be_used_in_spawned_processes():
     for name in ("my_tasks.sum_modulo_3", "s3"):
         task = tasks.get_task(name)
         assert pickle.loads(pickle.dumps(task)) == task
 
 
 @pytest.mark.usefixtures("my_tasks")
-def test_a_name_of_a_task_that_is_not_there():
+def test_unknown_task_is_an_error():
     with pytest.raises(ValueError, match=r"'my_tasks\.sums': .*'my_tasks' .*'sums'"):
         StateTracking("my_tasks.sums")
     with pytest.raises(ValueError, match=r"'my_task\.sums': .*'my_task'"):
@@ -163,7 +163,7 @@ def test_a_name_of_a_task_that_is_not_there():
         StateTracking("my_tasks.task")
 
 
-def test_two_modules_cannot_have_tasks_of_one_name(new_task):
+def test_duplicate_task_name_is_an_error(new_task):
     with pytest.raises(ValueError, match=r"'parity' .*data\.tasks"):
 
         @new_task(vocab_size=2, num_classes=2)
@@ -179,7 +179,7 @@ def test_two_modules_cannot_have_tasks_of_one_name(new_task):
         (0, 0.5, "'broken' .*labels of dtype float64: expected integers"),
     ],
 )
-def test_a_task_with_wrong_values(new_task, token, label, message):
+def test_task_with_invalid_values_is_an_error(new_task, token, label, message):
     @new_task(vocab_size=2, num_classes=2)
     def broken(rng, shape):
         return np.full(shape, token), np.full(shape, label)
@@ -188,7 +188,7 @@ def test_a_task_with_wrong_values(new_task, token, label, message):
         StateTracking("broken")
 
 
-def test_a_task_that_returns_no_labels(new_task):
+def test_task_without_labels_is_an_error(new_task):
     @new_task(vocab_size=2, num_classes=2)
     def broken(rng, shape):
         return rng.integers(0, 2, shape)
@@ -216,13 +216,13 @@ def test_a_task_that_returns_no_labels(new_task):
         ({"task": "flip_flop", "min_length": 3, "eval_lengths": [2, 9]}, "eval_lengths: .*2 .*flip_flop"),
     ],
 )
-def test_bad_arguments(arguments, message):
+def test_wrong_arguments_are_an_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         StateTracking(**arguments)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_resumes_exactly(fit, tmp_path, num_workers):
+def test_resumed_training_sees_the_same_batches(fit, tmp_path, num_workers):
     def module():
         return StateTracking(batch_size=4, max_length=8, num_workers=num_workers)
 
@@ -230,7 +230,7 @@ def test_resumes_exactly(fit, tmp_path, num_workers):
     assert fit(module(), max_steps=5, ckpt_path=tmp_path / "step=3.ckpt") == uninterrupted[3:]
 
 
-def test_a_step_that_was_broken_off_is_taken_again(fit, tmp_path):
+def test_interrupted_step_is_repeated(fit, tmp_path):
     uninterrupted = fit(StateTracking(batch_size=4), max_steps=4)
     with pytest.raises(RuntimeError, match="broken off"):
         fit(StateTracking(batch_size=4), max_steps=4, fail_at=2)

@@ -1,4 +1,4 @@
-"""Corpora and tokens that lie elsewhere, by URL; the storage is fsspec's own in memory."""
+"""Corpora and tokens at URLs, tested with the in-memory file system of fsspec."""
 
 import json
 import re
@@ -19,7 +19,7 @@ TEXTS = [f"{number}: " + "the state of a network " * 3 for number in range(80)]
 
 @pytest.fixture
 def bucket():
-    """Four files of JSON lines, one of them compressed, and one of parquet."""
+    """Write four files of JSON lines, one of them compressed; return the URL of their folder."""
     system = fsspec.filesystem("memory")
     for number in range(4):
         lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS[20 * number : 20 * number + 20])
@@ -54,17 +54,17 @@ def text_of(source, cache_dir, tokenizer, **options):
         ("[1].jsonl", "[1].jsonl"),
     ],
 )
-def test_files_of_a_pattern(bucket, pattern, names):
+def test_pattern_matches_files(bucket, pattern, names):
     fsspec.filesystem("memory").pipe("/bucket/texts/[1].jsonl", b"")
     assert [name.rpartition("/")[2] for name in find(f"{bucket}/texts/{pattern}")] == names.split()
 
 
-def test_what_goes_wrong_while_reading_is_raised(bucket):
+def test_errors_while_reading_are_raised(bucket):
     with pytest.raises(FileNotFoundError):
         read_ranges([path(f"{bucket}/texts/0.jsonl"), path(f"{bucket}/texts/none")], [0, 0], 4)
 
 
-def test_documents_are_read_from_there_in_order(bucket):
+def test_documents_are_read_in_order(bucket):
     corpus = Corpus(f"{bucket}/texts/*.jsonl*")
     assert [name.rpartition("/")[2] for name in corpus.files] == ["0.jsonl", "1.jsonl", "2.jsonl.gz", "3.jsonl"]
     documents = Documents(corpus)
@@ -76,7 +76,7 @@ def test_documents_are_read_from_there_in_order(bucket):
     assert Corpus(corpus.source).identity() != before
 
 
-def test_tokens_lie_there_and_training_reads_them_as_from_a_disk(bucket, tokenizer, tmp_path, monkeypatch):
+def test_tokens_at_a_url_are_read_like_local_ones(bucket, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr("data.recipe.SHARD_TOKENS", 500)
     monkeypatch.setattr("data.recipe.CHUNK_CHARS", 400)
     monkeypatch.setattr("data.recipe.SECTION_BYTES", 2000)
@@ -91,7 +91,7 @@ def test_tokens_lie_there_and_training_reads_them_as_from_a_disk(bucket, tokeniz
     assert there.tokenizer_folder.is_dir()
 
 
-def test_it_goes_on_where_it_was(bucket, tokenizer, monkeypatch):
+def test_deleted_shard_is_restored_and_a_truncated_one_is_an_error(bucket, tokenizer, monkeypatch):
     monkeypatch.setattr("data.recipe.SHARD_TOKENS", 500)
     monkeypatch.setattr("data.recipe.CHUNK_CHARS", 400)
     module = text_of(f"{bucket}/texts/*.jsonl*", f"{bucket}/corpora", tokenizer)
@@ -108,7 +108,7 @@ def test_it_goes_on_where_it_was(bucket, tokenizer, monkeypatch):
         module.prepare_data()
 
 
-def test_a_shard_that_ends_too_early_is_named(bucket, tokenizer):
+def test_truncated_shard_is_an_error(bucket, tokenizer):
     module = text_of(f"{bucket}/texts/*.jsonl*", f"{bucket}/corpora", tokenizer)
     (file,) = module.train_data.paths
     file.write_bytes(file.read_bytes()[:100])
@@ -116,7 +116,7 @@ def test_a_shard_that_ends_too_early_is_named(bucket, tokenizer):
         module.train_data[np.array([len(module.train_data) - 1])]
 
 
-def test_a_failed_write_leaves_nothing(bucket):
+def test_failed_write_leaves_no_file(bucket):
     target = path(f"{bucket}/new/file")
 
     def write():
@@ -130,6 +130,6 @@ def test_a_failed_write_leaves_nothing(bucket):
 
 
 @pytest.mark.parametrize("name", ["none/*.jsonl", "texts/none.jsonl"])
-def test_no_file_there(bucket, name):
+def test_missing_file_is_an_error(bucket, name):
     with pytest.raises(FileNotFoundError, match=f"source '{bucket}/{re.escape(name)}'"):
         _ = Corpus(f"{bucket}/{name}").files

@@ -1,4 +1,4 @@
-"""Tasks against an oracle in plain Python that reads one sequence at a time."""
+"""Tasks compared with oracles in plain Python that read one sequence at a time."""
 
 import itertools
 import re
@@ -11,7 +11,7 @@ from data.tasks import IGNORE, TASKS, get_task
 
 
 def permutations(degree, even=False):
-    """In lexicographic order; even: those that a product of an even number of swaps gives."""
+    """Return all permutations, or only the `even` ones, in lexicographic order."""
     found = list(itertools.permutations(range(degree)))
     return [p for p in found if round(np.linalg.det(np.eye(degree)[list(p)])) == 1] if even else found
 
@@ -75,7 +75,7 @@ def draw(name, shape, seed=0):
 
 @pytest.mark.parametrize("name", ORACLES)
 @pytest.mark.parametrize("shape", [(50, 41), (7, 1), (1, 2), (20, 3)])
-def test_labels(name, shape):
+def test_labels_equal_the_oracle(name, shape):
     tokens, labels = draw(name, shape)
     assert tokens.shape == labels.shape == shape
     for sequence, expected in zip(tokens.tolist(), labels.tolist(), strict=True):
@@ -83,7 +83,7 @@ def test_labels(name, shape):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_token_and_label_comes_up(name):
+def test_all_tokens_and_labels_occur(name):
     task = TASKS[name]
     tokens, labels = draw(name, (500, 100))
     assert sorted(np.unique(tokens)) == list(range(task.vocab_size))
@@ -91,7 +91,7 @@ def test_every_token_and_label_comes_up(name):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_sequences_ask_something_early_and_near_their_end(name):
+def test_scored_positions_are_early_and_near_the_end(name):
     asked = draw(name, (500, 256))[1] != IGNORE
     assert asked[:, : TASKS[name].shortest].any(axis=1).all()
     after_last = asked[:, ::-1].argmax(axis=1)
@@ -99,14 +99,14 @@ def test_sequences_ask_something_early_and_near_their_end(name):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_no_answer_is_right_much_more_often_than_chance(name):
+def test_labels_are_balanced(name):
     task = TASKS[name]
     labels = draw(name, (500, 256))[1][:, 64:]
     share = np.bincount(labels[labels != IGNORE]).max() / (labels != IGNORE).sum()
     assert share < 1.1 * task.chance
 
 
-def test_flip_flops_are_drawn_as_documented():
+def test_flip_flop_tokens_have_the_documented_frequencies():
     tokens = draw("flip_flop", (500, 200))[0]
     assert (tokens[:, 0] == tasks.WRITE).all()
     assert (tokens[:, 2] == tasks.READ).all()
@@ -115,13 +115,13 @@ def test_flip_flops_are_drawn_as_documented():
 
 
 @pytest.mark.parametrize("length", range(1, 10))
-def test_brackets_nest_as_deep_as_a_short_sequence_lets_them(length):
+def test_brackets_of_short_sequences_reach_the_largest_depth(length):
     depth = depth_of_brackets((20_000, length))
     assert depth.min() == 0
-    assert depth.max() == max(0, length - 2)  # after a number and an operator
+    assert depth.max() == max(0, length - 2)  # a number and an operator come first
 
 
-def test_brackets_nest():
+def test_brackets_of_long_sequences_are_nested():
     depth = depth_of_brackets((500, 100))
     assert depth.min() == 0
     assert depth.max() >= 4
@@ -137,7 +137,7 @@ def sequences(task, shape=(20, 50)):
     return zip(tokens.tolist(), labels.tolist(), strict=True)
 
 
-def test_a_counter_adds_powers_of_two():
+def test_counter_adds_powers_of_two():
     task = get_task("modular_counter", modulus=97)
     assert (task.vocab_size, task.num_classes) == (7, 97)
     for tokens, labels in sequences(task):
@@ -157,7 +157,7 @@ def test_recalled_elements_are_multiplied():
     assert all(len(set(asked[6:])) > 1 for asked, _ in sequences(task))
 
 
-def test_an_automaton_answers_every_word_alike_and_forgets_by_its_last_letter_alone():
+def test_automaton_is_deterministic_and_only_its_last_letter_resets():
     task = get_task("automaton", states=4, letters=3, number=1)
     moves = {}
     for letters, states in sequences(task, (200, 50)):
@@ -168,7 +168,7 @@ def test_an_automaton_answers_every_word_alike_and_forgets_by_its_last_letter_al
     assert get_task("automaton", states=4, letters=3, number=1).name == task.name == "automaton_4_3_1"
 
 
-def test_the_word_problem_of_a_group_of_ones_own():
+def test_word_problem_of_a_user_group():
     klein = [[0, 1, 2, 3], [1, 0, 3, 2], [2, 3, 0, 1], [3, 2, 1, 0]]
     task = get_task("group", group=klein)
     assert (task.name, task.vocab_size, task.num_classes) == ("group_of_4", 4, 4)
@@ -187,6 +187,6 @@ def test_the_word_problem_of_a_group_of_ones_own():
         ("automaton", {"states": 1, "letters": 2, "number": 0}, "data.states=1"),
     ],
 )
-def test_options_that_a_task_does_not_have(name, options, key):
+def test_unknown_options_are_an_error(name, options, key):
     with pytest.raises(ValueError, match=re.escape(key)):
         get_task(name, **options)

@@ -27,7 +27,7 @@ def sentences(count):
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """60 documents of about 80 tokens as JSON lines, in three files."""
+    """Write 60 documents of about 80 tokens as JSON lines in three files."""
     folder = tmp_path_factory.mktemp("corpus")
     rows = [json.dumps({"text": text, "meta": {"i": i}}) for i, text in enumerate(sentences(60))]
     for i in range(3):
@@ -37,7 +37,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Of a saved tokenizer."""
+    """Return the folder of a saved tokenizer."""
     path = tmp_path_factory.mktemp("tokenizer")
     tokenization.train(sentences(20), 300).save_pretrained(path)
     return path
@@ -50,7 +50,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture
 def make(corpus, cache):
-    """A Text module with its data ready; the cache is shared between tests."""
+    """Return a function that builds a Text module with its data; tests share the cache."""
 
     def build(**overrides):
         defaults = {"tokenizer": "bpe:300", "context_length": 16, "batch_size": 4, "val_fraction": 0.2}
@@ -74,7 +74,7 @@ def folder_of(blocks):
     return blocks.paths[0].parent
 
 
-def test_blocks_hold_every_document_once_in_order(make):
+def test_blocks_contain_every_document_once_in_order(make):
     module = make()
     for blocks, validation in ((module.train_data, False), (module.val_data, True)):
         expected = [text for text in sentences(60) if corpora.held_out(text, 0.2) == validation]
@@ -87,8 +87,8 @@ def test_blocks_hold_every_document_once_in_order(make):
         assert len(all_tokens(blocks)) - used <= 16
 
 
-def test_reset_marks_the_end_of_text_before_a_document(make):
-    """As text is generated: an end of text from zero, then the prompt."""
+def test_reset_is_at_the_end_of_text_before_a_document(make):
+    """Generation also begins with an end of text before the prompt."""
     batch = in_file_order(make(reset_at_documents=True).train_data)
     assert batch["reset"].sum() > 30
     assert batch["reset"].dtype == torch.bool
@@ -96,7 +96,7 @@ def test_reset_marks_the_end_of_text_before_a_document(make):
     assert "reset" not in in_file_order(make().train_data)
 
 
-def test_manifest_says_what_the_folder_holds(make):
+def test_manifest_describes_the_folder(make):
     module = make()
     manifest = json.loads((module.folder / "manifest.json").read_text())
     assert module.folder.name.endswith(manifest["hash"])
@@ -108,13 +108,13 @@ def test_manifest_says_what_the_folder_holds(make):
     assert splits["train"]["tokens"] == len(all_tokens(module.train_data))
 
 
-def test_packs_once(make, monkeypatch):
+def test_text_is_packed_once(make, monkeypatch):
     make()
     monkeypatch.setattr("data.preparation._write_remaining", lambda *args: pytest.fail("packed again"))
     make(context_length=32, batch_size=2, seed=1, reset_at_documents=True, max_val_blocks=3)
 
 
-def test_another_source_or_tokenizer_gets_another_folder(make, corpus, tmp_path):
+def test_other_sources_and_tokenizers_have_other_folders(make, corpus, tmp_path):
     source = Path(corpus).parent
     folders = set()
 
@@ -133,7 +133,7 @@ def test_another_source_or_tokenizer_gets_another_folder(make, corpus, tmp_path)
     assert len(folders) == 6
 
 
-def test_of_many_processes_one_packs(corpus, tmp_path, monkeypatch):
+def test_one_of_several_processes_packs(corpus, tmp_path, monkeypatch):
     builds = []
     build = preparation._write_remaining
     monkeypatch.setattr(preparation, "_write_remaining", lambda *args: (builds.append(1), build(*args)))
@@ -153,7 +153,7 @@ def test_unigram_perplexity(make):
 
 @pytest.mark.parametrize("legacy", [False, True])
 def test_bytes_per_label(make, legacy, tmp_path):
-    """Of a byte-level vocabulary, and of one of SentencePiece's kind, which spells spaces and unknown bytes."""
+    """For a byte-level vocabulary, and for one like SentencePiece's with special spaces and bytes."""
     overrides = {}
     if legacy:
         pieces = {piece: i for i, piece in enumerate(["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"])}
@@ -166,24 +166,24 @@ def test_bytes_per_label(make, legacy, tmp_path):
     end = module.tokenizer.eos_token_id
     sizes = [len(text.encode()) for text in sentences(60) if corpora.held_out(text, 0.2)]
     bytes_of_labels = module.bytes_per_label * len(labels)
-    assert sum(sizes[: labels.count(end)]) - 16 <= bytes_of_labels <= sum(sizes)  # but for the last block's rest
+    assert sum(sizes[: labels.count(end)]) - 16 <= bytes_of_labels <= sum(sizes)  # without the last rest
 
 
-def test_validation_is_limited(make):
+def test_validation_can_be_limited(make):
     module = make(max_val_blocks=6)
     assert [len(batch["labels"]) for batch in module.val_dataloader()] == [4, 2]
 
 
-def test_lanes_of_validation_hold_every_block_once(make):
+def test_validation_lanes_contain_every_block_once(make):
     blocks = make(stateful=True, batch_size=3)
     batches = list(blocks.val_dataloader())
     assert [batch["continues"].any().item() for batch in batches] == [False] + [True] * (len(batches) - 1)
-    labels = torch.cat([batch["labels"] for batch in batches], dim=1)  # [3, tokens of a lane]
+    labels = torch.cat([batch["labels"] for batch in batches], dim=1)  # [3, tokens per lane]
     expected = blocks.val_data[range(len(blocks.val_data))]["labels"].flatten()
     assert torch.equal(labels[labels != IGNORE], expected)
 
 
-def test_lanes_end_after_as_many_tokens_as_asked_for(make):
+def test_lanes_have_the_requested_length(make):
     module = make(stateful=True, batch_size=3, lane_tokens=4 * make().context_length)
     batches = list(module.train_dataloader())
     assert [batch["continues"].tolist() for batch in batches[:5]] == [[k % 4 > 0] * 3 for k in range(5)]
@@ -191,14 +191,14 @@ def test_lanes_end_after_as_many_tokens_as_asked_for(make):
         assert torch.equal(before["labels"][:, -1], after["input_ids"][:, 0])
 
 
-def test_the_order_is_that_of_no_workers(make):
+def test_order_is_independent_of_workers(make):
     batches = [[batch["input_ids"].tolist() for batch in make(num_workers=n).train_dataloader()] for n in (0, 2)]
     assert batches[0] == batches[1]
     assert len(batches[0]) == len(make().train_data) // 4
 
 
 @pytest.mark.parametrize(("behind_the_epoch", "num_workers"), [(-2, 2), (0, 0), (1, 2)])
-def test_resumes_exactly_in_and_between_epochs(make, fit, tmp_path, behind_the_epoch, num_workers):
+def test_resumed_training_sees_the_same_batches(make, fit, tmp_path, behind_the_epoch, num_workers):
     arguments = {"batch_size": 25, "num_workers": num_workers}
     per_epoch = len(make(**arguments).train_dataloader())
     taken, end = per_epoch + behind_the_epoch, 2 * per_epoch + 3
@@ -208,7 +208,7 @@ def test_resumes_exactly_in_and_between_epochs(make, fit, tmp_path, behind_the_e
 
 
 @pytest.mark.parametrize("arguments", [{}, {"streaming": True, "max_val_blocks": 5, "shuffle_blocks": 10}])
-def test_two_ranks_resume_exactly_on_data_of_their_own(make, fit, tmp_path, arguments):
+def test_two_ranks_resume_with_their_own_batches(make, fit, tmp_path, arguments):
     uninterrupted = fit(make(**arguments), max_steps=6, devices=2)
     assert uninterrupted[0] != uninterrupted[1]
     resumed = fit(make(**arguments), max_steps=6, devices=2, ckpt_path=tmp_path / "step=4.ckpt")
@@ -222,20 +222,20 @@ class TestStreaming:
     def _fewer_documents_at_once_than_there_are(self, monkeypatch):
         monkeypatch.setattr("data.streaming.DOCUMENTS_AT_ONCE", 7)
 
-    def test_blocks_hold_the_training_documents_without_storing_them(self, make):
+    def test_streamed_blocks_equal_stored_blocks(self, make):
         module = make(**self.arguments)
         loader = iter(module.train_dataloader())
         tokens = torch.cat([next(loader)["input_ids"].flatten() for _ in range(8)])
-        stored = make().train_data  # the same tokenizer: it was trained on the same text
+        stored = make().train_data  # with the same tokenizer, which was trained on the same text
         assert tokens.tolist() == all_tokens(stored)[: len(tokens)]
         assert not list(module.folder.glob("train-*"))
 
-    def test_validation_is_read_ahead(self, make):
+    def test_validation_is_stored_in_advance(self, make):
         module = make(**self.arguments)
         assert len(module.val_data) == 5
         assert all_tokens(module.val_data) == all_tokens(make().val_data)[: len(all_tokens(module.val_data))]
 
-    def test_starts_again_at_the_end(self, make):
+    def test_stream_starts_again_at_the_end(self, make):
         module = make(**self.arguments, batch_size=64)
         loader = iter(module.train_dataloader())
         tokens = torch.cat([next(loader)["input_ids"].flatten() for _ in range(8)]).tolist()
@@ -246,14 +246,14 @@ class TestStreaming:
     @pytest.mark.parametrize(
         ("shuffle_blocks", "num_workers"), [(0, 0), (100, 0), pytest.param(100, 1, marks=pytest.mark.slow)]
     )
-    def test_resumes_exactly(self, make, fit, tmp_path, shuffle_blocks, num_workers):
-        """In the middle of a window of four batches, in the second pass through the corpus."""
+    def test_resumed_stream_has_the_same_batches(self, make, fit, tmp_path, shuffle_blocks, num_workers):
+        """It is resumed within a shuffled window of four batches, in the second pass over the corpus."""
         arguments = {**self.arguments, "batch_size": 32, "shuffle_blocks": shuffle_blocks}
         uninterrupted = fit(make(**arguments), max_steps=12)
         module = make(**arguments, num_workers=num_workers)
         assert fit(module, max_steps=12, ckpt_path=tmp_path / "step=10.ckpt") == uninterrupted[10:]
 
-    def test_shuffles_within_windows(self, make):
+    def test_stream_is_shuffled_within_windows(self, make):
         def blocks(**options):
             loader = iter(make(**self.arguments | options).train_dataloader())
             return torch.cat([next(loader)["input_ids"] for _ in range(6)]).tolist()
@@ -273,14 +273,14 @@ class TestStreaming:
             ({"position": 8}, "streaming=True"),
         ],
     )
-    def test_a_checkpoint_that_does_not_fit(self, make, state, message):
+    def test_checkpoint_of_other_settings_is_an_error(self, make, state, message):
         with pytest.raises(ValueError, match=message):
             make(**self.arguments).load_state_dict(state)
 
-    def test_a_corpus_that_has_changed(self, make, corpus, tmp_path):
+    def test_changed_corpus_is_an_error(self, make, corpus, tmp_path):
         copy = shutil.copytree(Path(corpus).parent, tmp_path / "copy")
         state = make(**self.arguments).state_dict()
-        make(**self.arguments, source=str(copy / "*.jsonl")).load_state_dict(state)  # the same files elsewhere
+        make(**self.arguments, source=str(copy / "*.jsonl")).load_state_dict(state)  # the same files in another folder
         (copy / "0.jsonl").unlink()
         changed = make(**self.arguments, source=str(copy / "*.jsonl"))
         with pytest.raises(ValueError, match=r"source: 3 files .*2 files"):
@@ -293,13 +293,13 @@ class TestStreaming:
             ({"max_val_blocks": 5, "max_bytes": 100}, "max_bytes=100"),
         ],
     )
-    def test_bad_arguments(self, arguments, message):
+    def test_wrong_arguments_are_an_error(self, arguments, message):
         with pytest.raises(ValueError, match=message):
             Text(streaming=True, **arguments)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_hub_dataset_with_a_validation_split(make, monkeypatch, tmp_path, streaming):
+def test_hub_dataset_with_a_validation_split(make, monkeypatch, tmp_path, streaming):
     def load_dataset(name, subset, *, split, revision, streaming):
         assert (name, subset, revision) == ("owner/name", "small", "v1")
         texts = {"train": sentences(50), "validation": ["held out " * 40] * 3}[split]
@@ -343,12 +343,12 @@ def test_a_hub_dataset_with_a_validation_split(make, monkeypatch, tmp_path, stre
         ({"source": "missing.txt"}, FileNotFoundError, r"source 'missing\.txt'"),
     ],
 )
-def test_bad_arguments(make, arguments, error, message):
+def test_wrong_arguments_are_an_error(make, arguments, error, message):
     with pytest.raises(error, match=message):
         make(**arguments)
 
 
-def test_text_to_validate_on_is_not_what_is_trained_on(make, corpus, monkeypatch):
+def test_validation_text_must_not_be_training_text(make, corpus, monkeypatch):
     with pytest.raises(ValueError, match=r"val_split=.*source.*val_split=null"):
         make(val_split=corpus)
     monkeypatch.setattr(hub, "check", lambda *args: "v1")
@@ -356,12 +356,12 @@ def test_text_to_validate_on_is_not_what_is_trained_on(make, corpus, monkeypatch
         Text("owner/name", val_split="train")
 
 
-def test_more_in_a_batch_than_there_is(make):
+def test_batch_larger_than_the_data_is_an_error(make):
     with pytest.raises(ValueError, match="10000 x 1 ranks x 1 accumulated"):
         make(batch_size=10_000).train_dataloader()
 
 
-def test_the_order_of_calls(corpus, tmp_path):
+def test_wrong_order_of_calls_is_an_error(corpus, tmp_path):
     module = Text(corpus, cache_dir=str(tmp_path))
     with pytest.raises(RuntimeError, match=r"prepare_data\(\) and setup\(\)"):
         _ = module.vocab_size
@@ -370,67 +370,67 @@ def test_the_order_of_calls(corpus, tmp_path):
 
 
 class TestTokenizer:
-    def test_a_local_folder(self, make, folder):
+    def test_tokenizer_from_a_folder(self, make, folder):
         module = make(tokenizer=str(folder))
         assert module.vocab_size == 300
         assert module.tokenizer.get_vocab() == tokenization.load(str(folder)).get_vocab()
 
-    def test_a_trained_one_reproduces_any_text(self, folder):
+    def test_trained_tokenizer_reproduces_any_text(self, folder):
         tokenizer = tokenization.load(str(folder))
         text = "ungesehen: \t\x00 ∂ 🙃"
         (ids,) = Encoder(tokenizer).ids([text])
         assert tokenizer.decode(ids) == text
 
-    def test_text_that_spells_the_end_of_text_does_not_end_it(self, folder):
+    def test_spelled_out_end_of_text_is_not_a_special_token(self, folder):
         tokenizer = tokenization.load(str(folder))
         (ids,) = Encoder(tokenizer).ids(["a <|endoftext|> b"])
         assert tokenizer.eos_token_id not in ids
-        assert tokenizer.eos_token_id in tokenizer("a <|endoftext|> b")["input_ids"]  # a prompt may still use it
+        assert tokenizer.eos_token_id in tokenizer("a <|endoftext|> b")["input_ids"]  # prompts may use it
 
-    def test_saved_truncation_does_not_cut_documents(self, folder):
+    def test_saved_truncation_is_ignored(self, folder):
         tokenizer = tokenization.load(str(folder))
         tokenizer.backend_tokenizer.enable_truncation(3)
         (ids,) = Encoder(tokenizer).ids([sentences(1)[0]])
         assert len(ids) > 30
 
-    def test_a_slow_tokenizer(self):
+    def test_slow_tokenizer_is_supported(self):
         tokenizer = transformers.ByT5Tokenizer()
         assert Encoder(tokenizer).ids(["ab"]) == [[100, 101]]
         assert Encoder(tokenizer).vocab_size == len(tokenizer)
 
-    def test_a_folder_without_its_vocabulary(self, tmp_path):
+    def test_folder_without_vocabulary_is_an_error(self, tmp_path):
         (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
         with pytest.raises(ValueError, match=str(tmp_path)):
             tokenization.load(str(tmp_path))
 
-    def test_code_beside_a_tokenizer_is_not_run(self, folder, tmp_path, monkeypatch):
+    def test_code_in_a_tokenizer_folder_is_not_run(self, folder, tmp_path, monkeypatch):
         shutil.copytree(folder, tmp_path / "exported")
         config = {"model_type": "of_somebody", "auto_map": {"AutoConfig": "code.Config"}}
         (tmp_path / "exported" / "config.json").write_text(json.dumps(config))
         monkeypatch.setattr("builtins.input", lambda prompt: pytest.fail(f"a training waits for an answer: {prompt}"))
         assert len(tokenization.load(str(tmp_path / "exported"))) == 300
 
-    def test_an_empty_folder(self, tmp_path):
+    def test_empty_folder_is_an_error(self, tmp_path):
         with pytest.raises(ValueError, match=rf"{tmp_path}.*save_pretrained\(\)"):
             tokenization.load(str(tmp_path))
 
-    def test_fewer_tokens_than_asked_for(self):
+    def test_too_small_corpus_for_the_vocabulary_causes_a_warning(self):
         with pytest.warns(UserWarning, match=r"bpe:300 .*2\d\d tokens"):
             tokenization.train(["abc"], 300)
 
-    def test_no_end_of_text(self, tmp_path):
+    def test_tokenizer_without_end_of_text_is_an_error(self, tmp_path):
         tokenizer = tokenization.train(sentences(5), 300)
         tokenizer.eos_token = None
         tokenizer.save_pretrained(tmp_path)
         with pytest.raises(ValueError, match=f"{tmp_path}.*end-of-text"):
             tokenization.load(str(tmp_path))
 
-    def test_not_downloaded_and_offline(self, monkeypatch):
+    def test_tokenizer_that_is_not_downloaded_is_an_error_offline(self, monkeypatch):
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         with pytest.raises(FileNotFoundError, match=r"'owner/name' .*HF_HUB_OFFLINE"):
             tokenization.load("owner/name")
 
-    def test_not_downloaded_and_no_network(self, monkeypatch):
+    def test_missing_network_is_an_error(self, monkeypatch):
         def fail(*args, **kwargs):
             raise OSError("Name or service not known")
 

@@ -10,7 +10,7 @@ from tests.docs import pages
 
 @pytest.fixture(scope="module")
 def run_page(tmp_path_factory):
-    """pages.run in a folder of its own; the files, cells and tasks of pages are forgotten afterwards."""
+    """Return `pages.run` in a temporary folder; the modules, cells and tasks of pages are removed afterwards."""
     folder = tmp_path_factory.mktemp("reader")
     before = [(registry, dict(registry)) for registry in (_REGISTRY, TASKS)]
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""The documentation's pages, and their Python code as a reader would run it."""
+"""The pages of the documentation, and functions that run their code like a reader."""
 
 import re
 import shlex
@@ -10,12 +10,12 @@ PAGES = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *sor
 _BLOCK = re.compile(r'^```(?:python|\w+ title="(?P<file>.+?)")\n(?P<code>.*?)^```', flags=re.DOTALL | re.MULTILINE)
 
 
-# A line of its own, not one within a sentence; perhaps continued, and started by a program that starts many of it.
+# A separate line, not code in a sentence; it may be continued, and started by srun or torchrun.
 _COMMAND = re.compile(r"^ *(srun |torchrun .*)?(?:python )?-m ((?:\\\n|.)+)$", flags=re.MULTILINE)
 
 
 def commands(page: str) -> list[tuple[list[str], bool]]:
-    """The arguments of the page's `python -m`, each with whether many processes run it."""
+    """Return the arguments of each `python -m` in a page, and whether several processes run it."""
     found = _COMMAND.findall(PAGES[page].read_text())
     return [(shlex.split(text.replace("\\\n", ""), comments=True), bool(many)) for many, text in found]
 
@@ -25,7 +25,7 @@ def has_code(page: str) -> bool:
 
 
 def write_files(page: str, folder: Path) -> None:
-    """Writes a page's blocks that have a title, in any language, to the files of these names in `folder`."""
+    """Write the blocks of a page that have a title, in any language, to files of these names in `folder`."""
     for block in _BLOCK.finditer(PAGES[page].read_text()):
         if block["file"]:
             file = folder / block["file"]
@@ -34,11 +34,11 @@ def write_files(page: str, folder: Path) -> None:
 
 
 def run(page: str, folder: Path) -> dict:
-    """Runs a page's Python blocks one after the other, its files in `folder`; the names that they define."""
+    """Run the Python blocks of a page in order, with its files in `folder`; return the names that they define."""
     write_files(page, folder)
     text, scope = PAGES[page].read_text(), {}
     for block in _BLOCK.finditer(text):
         if not block["file"]:
-            line = text.count("\n", 0, block.start("code"))  # so that a traceback names the line of the page
+            line = text.count("\n", 0, block.start("code"))  # so that tracebacks contain the line of the page
             exec(compile("\n" * line + block["code"], PAGES[page], "exec"), scope)
     return scope

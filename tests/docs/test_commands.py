@@ -1,6 +1,6 @@
-"""The commands of the README and the documentation work in a process of their own, on models that are done in a moment.
+"""The commands of the README and the documentation work in new processes, with tiny models.
 
-Where a command needs several GPUs, or data from the Hugging Face hub, its config is composed instead.
+For commands that need several GPUs or data from the Hugging Face hub, only the config is composed.
 """
 
 import json
@@ -41,9 +41,11 @@ WITHIN_SENTENCES = [
 
 
 def steps_of_readers():
-    """Return commands that a reader gives one after the other; each is tested once, though several pages may have it,
-    and trainings by the same keys too: that their values exist is tested in test_pages.py. Only those of the first
-    pages are no slow tests."""
+    """Return groups of commands that depend on each other, each command once.
+
+    Trainings with the same keys are also tested only once; test_pages.py tests their values. Commands that are not on
+    the first pages are slow tests.
+    """
     found, known = [], set()
     for page in pages.PAGES:
         for command in pages.commands(page):
@@ -52,7 +54,7 @@ def steps_of_readers():
             if (module, *keys) in known:
                 continue
             known.add((module, *keys))
-            if any(argument.startswith(("runs=", "ckpt=last")) for argument in command[0]):  # of the command before
+            if any(argument.startswith(("runs=", "ckpt=last")) for argument in command[0]):  # uses earlier results
                 found[-1][0].append(command)
             else:
                 found.append(([command], page))
@@ -64,7 +66,7 @@ def steps_of_readers():
 
 
 def reduced(arguments, needs_many):
-    """The command with overrides that make it small."""
+    """Return a command with overrides that make it small."""
     module, *rest = arguments
     rest = [re.sub(r"outputs/(NAME|parity|text_tiny)/(TIME|[\d_-]+)", of_fixture, argument) for argument in rest]
     if needs_many:
@@ -91,7 +93,7 @@ def reduced(arguments, needs_many):
 
 
 def two_jobs(arguments):
-    """Of a sweep over values of some keys: the first two values of the first key, and the second of every other."""
+    """Return a sweep with two values of the first key, and one value of every other key."""
     values = re.compile(r"([\w./]+=)([^,\[]+),([^,]+).*")
     swept = [argument for argument in arguments if values.match(argument)]
     return [values.sub(r"\1\2,\3" if argument in swept[:1] else r"\1\3", argument) for argument in arguments]
@@ -103,7 +105,7 @@ def of_fixture(path):
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
-    """A clone's root as readers have it, with the files of all pages, and runs that can go on."""
+    """Return the root of a clone with the files of all pages, and with runs that can be resumed."""
     folder = tmp_path_factory.mktemp("clone")
     for name in ("flashrnn", "models", "data", "training", "benchmarks", "reproduction", "scripts"):
         folder.joinpath(name).symlink_to(pages.ROOT / name)
@@ -132,7 +134,7 @@ def clone(tmp_path_factory):
 
 
 @pytest.mark.parametrize("commands", steps_of_readers())
-def test_a_command_of_the_pages_works_in_a_new_process(commands, clone, tmp_path):
+def test_command_works_in_a_new_process(commands, clone, tmp_path):
     folder = shutil.copytree(clone, tmp_path / "clone", symlinks=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
     for arguments, needs_many in commands:

@@ -1,4 +1,4 @@
-"""The stations of a step that the page on kernels names exist."""
+"""The functions in the page on kernels exist."""
 
 import re
 
@@ -11,19 +11,19 @@ STATION = re.compile(r"^\| `([^`]+)` \| (`[^|]+`) \|", flags=re.MULTILINE)
 
 
 def stations() -> list[tuple[str, str]]:
-    """File and function of each station."""
+    """Return file and function of each row in the table of a step."""
     section = PAGES["docs/kernels.md"].read_text().split(SECTION)[1].split("\n## ")[0]
     return [(file, name) for file, names in STATION.findall(section) for name in re.findall(r"`([^`]+)`", names)]
 
 
-def test_the_way_of_a_step_leads_to_the_mma_and_back():
+def test_table_of_a_step_contains_the_mma():
     found = stations()
     assert found[0] == ("flashrnn/layer.py", "FlashRNN.forward")
     assert {("kernels/common.cuh", "mma"), ("resident/kernels/backward.cuh", "step_backward")} < set(found)
 
 
 @pytest.mark.parametrize(("file", "function"), stations())
-def test_stations_exist(file, function):
+def test_functions_exist(file, function):
     text = (ROOT / (file if file.startswith("flashrnn/") else f"flashrnn/cuda/{file}")).read_text()
     for name in function.split("."):
         in_python, in_cuda = rf"^ *(?:def|class) {name}\b", rf"^(?: *DEVICE (?:\w+ )+)?{name}\("

@@ -1,4 +1,4 @@
-"""What the README and the documentation show works: their Python code runs, their commands exist."""
+"""The Python code of the README and the documentation runs, and their commands are valid."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from tests.docs.pages import PAGES, has_code
 from tests.tiny_runs import SHORT, TINY, config
 from training import checkpoint
 
-TUTORIAL = "docs/tutorial_cell.md"  # has a test file of its own
+TUTORIAL = "docs/tutorial_cell.md"  # tested in test_tutorial_cell.py
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if has_code(page) and page != TUTORIAL])
@@ -20,7 +20,7 @@ def test_code_runs(run_page, page):
     run_page(page)
 
 
-def test_the_optimizer_of_the_page_on_training_trains_by_its_file(run_page, tmp_path):
+def test_optimizer_of_the_training_page_trains(run_page, tmp_path):
     run_page("docs/training.md")
     reader = f"hydra.searchpath=[file://{Path.cwd()}/configs]"
     train(config("optim=sgd", *TINY["parity"], *SHORT, f"run_dir={tmp_path}", reader))
@@ -34,13 +34,13 @@ def train_commands(text):
 
 
 @pytest.mark.parametrize("page", [page for page, path in PAGES.items() if list(train_commands(path.read_text()))])
-def test_training_commands_name_options_and_keys_that_exist(page):
+def test_options_and_keys_of_training_commands_exist(page):
     for arguments in train_commands(PAGES[page].read_text()):
         of_run = [argument for argument in arguments if not argument.startswith("hydra.") and "$" not in argument]
-        config(*(re.sub(r"=([^\[,]+),.*", r"=\1", argument) for argument in of_run))  # of a sweep the first
+        config(*(re.sub(r"=([^\[,]+),.*", r"=\1", argument) for argument in of_run))  # the first values of a sweep
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_name_programs_that_exist(page):
+def test_programs_of_commands_exist(page):
     for module in re.findall(r"python -m (scripts[\w.]*\w)", PAGES[page].read_text()):
         assert find_spec(module), module

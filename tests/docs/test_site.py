@@ -1,4 +1,4 @@
-"""The documentation's site builds without a warning, and its configuration reference lists every key."""
+"""The site of the documentation builds without warnings, and its configuration reference lists all keys."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tests.docs.pages import PAGES, ROOT
 
 
 @pytest.mark.slow
-def test_the_site_builds_without_warnings(tmp_path):
+def test_site_builds_without_warnings(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert built.returncode == 0, built.stderr
@@ -35,7 +35,7 @@ reference = cache(page)
 
 
 @pytest.mark.parametrize("file", sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml")))
-def test_the_reference_lists_every_key(file):
+def test_configuration_reference_lists_all_keys(file):
     path = CONFIGS / file
     is_global = path.parent == CONFIGS or "@package _global_" in path.read_text()
     prefix = "" if is_global else f"{path.parent.name}."

@@ -1,4 +1,4 @@
-"""The tutorial of a new mixer: a model trains with it, and evaluates from its checkpoint."""
+"""The tutorial of a new mixer: a model with it trains, and is evaluated from its checkpoint."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from scripts.train import train
 from tests.tiny_runs import SHORT, TINY, config, evaluate
 
 
-def test_the_mixer_trains_by_its_file(run_page, tmp_path):
+def test_mixer_of_the_page_trains(run_page, tmp_path):
     run_page("docs/tutorial_mixer.md")
     reader = f"hydra.searchpath=[file://{Path.cwd()}/configs]"
     trained = train(config("model=average", *TINY["parity"], *SHORT, f"run_dir={tmp_path}", reader))

@@ -7,7 +7,7 @@ from flashrnn import FlashRNN
 
 
 def results(network: nn.Module, x: Tensor | PackedSequence, states=None, pack=lambda x: x) -> dict[str, Tensor]:
-    """Outputs, last states and all gradients of a nonlinear function of both; x and states are copied first."""
+    """Return outputs, last states, and all gradients of a nonlinear function of both. x and states are copied."""
     packed = isinstance(x, PackedSequence)
     leaf = (x.data if packed else x).detach().clone().requires_grad_()
     given = () if states is None else states if isinstance(states, tuple) else (states,)
@@ -32,15 +32,15 @@ def _weight_gradients(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _our_weight_gradients(rnn: FlashRNN) -> dict[str, Tensor]:
-    """The gradients under the names and in the layout of the PyTorch network it was made from."""
+    """Return the gradients with the names and layouts of the corresponding PyTorch network."""
     gradients, gru = {}, rnn.cell.name == "gru"
     for name in rnn.directions():
         recurrent = rnn.get_submodule(f"recurrent_{name}")
         gradients[f"weight_ih_{name}"] = rnn.get_submodule(f"input_{name}").weight.grad
         R = recurrent.R.grad[:, 0]
-        gradients[f"weight_hh_{name}"] = (R[[1, 2, 0]] if gru else R).flatten(0, 1)  # ours: g (torch's n), r, z
+        gradients[f"weight_hh_{name}"] = (R[[1, 2, 0]] if gru else R).flatten(0, 1)  # our order: g (PyTorch's n), r, z
         if rnn.bias:
-            b = recurrent.b.grad[:, 0]  # the gradient of a sum is that of both its terms
+            b = recurrent.b.grad[:, 0]  # PyTorch's two biases have the same gradient
             gradients[f"bias_ih_{name}"] = (b[[1, 2, 3]] if gru else b).flatten()
             gradients[f"bias_hh_{name}"] = (b[[1, 2, 0]] if gru else b).flatten()
         if rnn.proj_size:

@@ -1,4 +1,4 @@
-"""The correctness suite on the CPU, for the backend made for it."""
+"""The correctness suite for the backend of the CPU."""
 
 import pytest
 import torch
@@ -30,8 +30,8 @@ def slow(case: Case):
     return pytest.param(case, marks=pytest.mark.slow)
 
 
-WIDTHS = (1, 20, 33, 64, 100, 512)  # head sizes that fill a width of the kernels, and such that do not
-# Kernels of cells that reduce over units are compiled for each head size, in 1 to 7 s.
+WIDTHS = (1, 20, 33, 64, 100, 512)  # head sizes with and without padding to a width of the kernels
+# Kernels of cells with reductions are compiled for each head size, in 1 to 7 s.
 LAYERNORM_LSTM, LAYERNORM_GRU = LAYERNORM
 NORMALISED_FLOAT32 = [
     *(Case(cell, 9, 33, D=33, reset=True) for cell in (LAYERNORM_GRU, NORMALISED_STATE, COMPETING)),
@@ -40,7 +40,7 @@ NORMALISED_FLOAT32 = [
     *(slow(Case(LAYERNORM_GRU, B=B, T=T, N=1, D=D)) for B, T, D in ((1, 1, 1), (17, 2, 256), (3, 257, 20))),
 ]
 NORMALISED_OTHERS = [slow(Case(cell, N=3, D=64)) for cell in (LAYERNORM_LSTM, LAYERNORM_GRU, COMPETING)]
-# What a dtype changes is not the cell's: an exponential and a logarithm, a gate of every kind.
+# A few cells for other dtypes, with exponential, logarithm and all kinds of gates.
 OF_SOME_CELLS = [Case(cell, N=3, D=64) for cell in (get_cell("slstm"), MINIMAL_GATED, PEEPHOLE_LSTM)]
 LARGE_CASES = [Case(get_cell("gru"), 11, 9, 2, 387, reset=True), Case(MINIMAL_GATED, 6, 9, 1, 400, time_major=True)]
 CASES = [
@@ -67,7 +67,7 @@ def test_cpu_fused_bfloat16(case):
 
 @pytest.mark.parametrize("backend", ["cpu_fused", "vanilla"])
 @pytest.mark.parametrize("case", OF_SOME_CELLS, ids=str)
-def test_no_states(case, backend):
+def test_missing_states_are_zeros(case, backend):
     check_no_states(backend, case, torch.float64, "cpu")
 
 

@@ -1,4 +1,4 @@
-"""What the cache folder holds is whole, however many processes write it."""
+"""The cache folder: complete files, and a folder that other users cannot write to."""
 
 import os
 import tempfile
@@ -9,7 +9,7 @@ import pytest
 from flashrnn import cache
 
 
-def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path):
+def test_store_replaces_a_file_and_leaves_no_temporary_files(tmp_path):
     path = tmp_path / "new" / "folder" / "file"
     for content in (b"long content", b"short"):
         cache.store({path: content})
@@ -17,14 +17,14 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_folder_that_takes_no_files_is_told_and_is_no_error(tmp_path):
+def test_folder_that_is_not_writable_causes_a_warning(tmp_path):
     (tmp_path / "file").touch()
     cache.warn_not_kept.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"/file/cache \(Not a directory\)"):
         cache.store({tmp_path / "file" / "cache" / "kernel": b"content"})
 
 
-def test_an_error_leaves_what_was_there(tmp_path):
+def test_error_does_not_change_the_old_file(tmp_path):
     path = tmp_path / "file"
     cache.store({path: b"old"})
     with pytest.raises(TypeError):
@@ -35,7 +35,7 @@ def test_an_error_leaves_what_was_there(tmp_path):
 
 @pytest.fixture
 def shared(monkeypatch, tmp_path) -> Path:
-    """The folder for temporary files of a user without a home."""
+    """Return the folder for temporary files of a user without a home folder."""
 
     def no_home():
         raise RuntimeError("Could not determine home directory.")
@@ -53,7 +53,7 @@ def is_private(folder: Path) -> bool:
     return folder.is_dir() and (status.st_uid, status.st_mode & 0o777) == (os.getuid(), 0o700)
 
 
-def test_without_a_home_the_cache_is_a_private_folder_for_temporary_files(shared):
+def test_without_home_folder_the_cache_is_a_private_temporary_folder(shared):
     folder = cache.cache_folder()
     assert folder == shared / f"flashrnn-{os.getuid()}"
     assert is_private(folder)
@@ -67,7 +67,7 @@ def writable(folder: Path, elsewhere: Path) -> None:
 
 def link(folder: Path, elsewhere: Path) -> None:
     elsewhere.mkdir(mode=0o700)
-    folder.symlink_to(elsewhere)  # whoever has made the link can change it later
+    folder.symlink_to(elsewhere)  # the owner of the link could change it later
 
 
 def file(folder: Path, elsewhere: Path) -> None:
@@ -75,17 +75,17 @@ def file(folder: Path, elsewhere: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", [writable, link, file])
-def test_a_folder_that_others_may_have_made_is_not_the_cache(shared, plant):
+def test_folder_that_others_may_have_created_is_not_used(shared, plant):
     planted = shared / f"flashrnn-{os.getuid()}"
     plant(planted, shared / "elsewhere")
     folder = cache.cache_folder()
     assert folder.parent == shared
     assert folder != planted
     assert is_private(folder)
-    assert cache.cache_folder() == folder  # and later processes find it
+    assert cache.cache_folder() == folder  # later processes find it
 
 
-def test_a_cache_in_the_home_that_others_may_write_to_is_not_read(shared, monkeypatch):
+def test_cache_that_others_can_write_to_is_not_used(shared, monkeypatch):
     home = shared / "home"
     monkeypatch.setattr(Path, "home", lambda: home)
     folder = home / ".cache" / "flashrnn"
@@ -97,7 +97,7 @@ def test_a_cache_in_the_home_that_others_may_write_to_is_not_read(shared, monkey
         assert is_private(cache.cache_folder())
 
 
-def test_a_cache_of_another_user_is_not_read(shared, monkeypatch):
+def test_cache_of_another_user_is_not_used(shared, monkeypatch):
     home = shared / "home"
     monkeypatch.setattr(Path, "home", lambda: home)
     cache.store({home / ".cache" / "flashrnn" / "kernel": b"content"})
@@ -106,7 +106,7 @@ def test_a_cache_of_another_user_is_not_read(shared, monkeypatch):
         assert cache.cache_folder().parent == shared
 
 
-def test_a_folder_that_the_user_has_named_is_taken_as_it_is(shared, monkeypatch):
+def test_folder_in_the_environment_variable_is_not_checked(shared, monkeypatch):
     shared.chmod(0o777)
     monkeypatch.setenv("FLASHRNN_CACHE", str(shared))
     assert cache.cache_folder() == shared

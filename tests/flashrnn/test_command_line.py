@@ -1,4 +1,4 @@
-"""python -m flashrnn, as a user calls it."""
+"""The command `python -m flashrnn`."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def test_doctor_on_this_machine(tmp_path):
 
 
 class Wrong(Reference):
-    """Its h is right, its gradients are not."""
+    """A backend with correct h and wrong gradients."""
 
     name = "wrong"
 
@@ -72,7 +72,7 @@ class Broken(Reference):
     ],
     ids=["wrong", "failing", "broken"],
 )
-def test_doctor_finds_a_backend_that_does_not_do_what_it_claims(monkeypatch, capsys, backend, expected):
+def test_doctor_reports_wrong_and_failing_backends(monkeypatch, capsys, backend, expected):
     monkeypatch.setattr(dispatch, "BACKENDS", (backend, Reference()))
     monkeypatch.setattr(doctor, "devices", lambda: [torch.device("cpu")])
     assert main(["doctor"]) == 1
@@ -81,7 +81,7 @@ def test_doctor_finds_a_backend_that_does_not_do_what_it_claims(monkeypatch, cap
     assert "vanilla on cpu: ok" in output
 
 
-def test_a_cache_folder_that_takes_nothing(monkeypatch, tmp_path):
+def test_doctor_reports_a_cache_folder_that_is_not_writable(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path / "file" / "cache"))
     assert re.match(
@@ -91,7 +91,7 @@ def test_a_cache_folder_that_takes_nothing(monkeypatch, tmp_path):
 
 @pytest.fixture
 def _rtx_5090(monkeypatch):
-    """A GPU, as far as its driver describes it."""
+    """Pretend that the driver describes this GPU."""
     described = SimpleNamespace(
         name="NVIDIA RTX 5090", major=12, minor=0, multi_processor_count=170, shared_memory_per_block_optin=101376
     )
@@ -104,7 +104,7 @@ def _rtx_5090(monkeypatch):
 
 
 @pytest.mark.usefixtures("_rtx_5090")
-def test_a_machine_with_gpus():
+def test_doctor_lists_gpus():
     gpu = "NVIDIA RTX 5090, compute capability 12.0, 170 multiprocessors with 99 KiB of shared memory"
     assert doctor.environment()["GPU"] == f"{gpu}; {gpu}"
     assert [str(device) for device in doctor.devices()] == ["cuda:0", "cpu"]
@@ -113,8 +113,8 @@ def test_a_machine_with_gpus():
 
 
 @pytest.mark.usefixtures("_rtx_5090")
-def test_answers_for_a_gpu(capsys, monkeypatch):
-    """Its backends cannot be run here, so they are not tested."""
+def test_doctor_shows_supported_problems_of_a_gpu(capsys, monkeypatch):
+    """The backends are not tested, because there is no GPU."""
     monkeypatch.setattr(doctor, "self_test", lambda backend, device: None)
     assert main(["doctor"]) == 0
     gpu, cpu = capsys.readouterr().out.split("LSTM, training, on ")[1:]
@@ -126,7 +126,7 @@ def test_answers_for_a_gpu(capsys, monkeypatch):
     assert cpu.startswith("cpu ")
 
 
-def test_limits_as_table_and_as_data(monkeypatch, capsys):
+def test_limits_print_a_table_or_json(monkeypatch, capsys):
     monkeypatch.setattr(limits, "known_gpus", lambda: [named_gpu("A100")])
     monkeypatch.setattr(limits, "limit", cache(limits.limit))
     assert main(["limits"]) == 0
@@ -145,20 +145,20 @@ def test_limits_as_table_and_as_data(monkeypatch, capsys):
     assert table.err == "solving for A100 ...\n"
 
 
-def test_tuning_a_cell_that_is_not_there_names_those_that_are(capsys):
+def test_unknown_cell_lists_the_registered_ones(capsys):
     with pytest.raises(SystemExit):
         main(["tune", "--cell", "nope", "--heads", "1", "--head-dim", "64", "--batch", "8"])
     assert re.search("--cell: .*'nope'.* elman, ", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("sizes", [["--heads", "0"], ["--head-dim", "-8"], ["--batch", "many"]])
-def test_sizes_that_no_call_has(sizes, capsys):
+def test_invalid_size_is_an_error(sizes, capsys):
     with pytest.raises(SystemExit):
         main(["explain", "--gpu", "H100", "--heads", "1", "--head-dim", "64", "--batch", "8", *sizes])
     assert f"{sizes[0]}: expected an integer of at least 1, got '{sizes[1]}'" in capsys.readouterr().err
 
 
-def test_a_command_that_is_not_there_names_those_that_are(capsys):
+def test_unknown_command_lists_the_commands(capsys):
     with pytest.raises(SystemExit):
         main(["dcotor"])
     assert re.search("'?doctor'?, '?limits'?", capsys.readouterr().err)

@@ -1,4 +1,4 @@
-"""A single time step on the CPU is the step of the whole sequence, however it is asked for."""
+"""Single time steps on the CPU, compared with whole sequences."""
 
 import copy
 
@@ -22,7 +22,7 @@ def network(cell="lstm", **options) -> FlashRNN:
 
 
 def run_of_steps(rnn: FlashRNN, x: torch.Tensor, reset: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """Outputs, last states, and gradients of the input and of every weight."""
+    """Return outputs, last states, and the gradients of the input and all weights."""
     x, states, outputs = x.clone().requires_grad_(), None, []
     for t in range(len(x)):
         out, states = rnn.step(x[t], states, None if reset is None else reset[:, t])
@@ -42,7 +42,7 @@ def run_of_sequence(rnn: FlashRNN, x: torch.Tensor, reset: torch.Tensor | None =
 
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
 @pytest.mark.parametrize("options", [{}, {"num_heads": 1, "num_layers": 2, "bias": False}], ids=str)
-def test_steps_and_their_gradients_are_those_of_the_sequence(cell, options):
+def test_steps_and_their_gradients_equal_the_sequence(cell, options):
     rnn, x, reset = network(cell, **options), torch.randn(7, 3, 5, dtype=torch.float64), random_reset(3, 7)
     assert_close(run_of_steps(rnn, x, reset), run_of_sequence(rnn, x, reset))
 
@@ -57,7 +57,7 @@ def test_steps_in_bfloat16(monkeypatch):
 
 
 @pytest.mark.parametrize("hidden_size", [6, 400])
-def test_the_short_way_is_taken_and_gives_what_the_long_one_gives(hidden_size, monkeypatch):
+def test_fast_step_equals_the_general_path(hidden_size, monkeypatch):
     rnn = FlashRNN(5, hidden_size, function="gru", dtype=torch.float64)
     x, steps, step = torch.randn(3, 2, 5, dtype=torch.float64), [], cpu_layer.step
     monkeypatch.setattr(cpu_layer, "step", lambda *given: steps.append(given) or step(*given))
@@ -70,7 +70,7 @@ def test_the_short_way_is_taken_and_gives_what_the_long_one_gives(hidden_size, m
 
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_a_sequence_of_one_step_is_a_step(cell, batch_first):
+def test_sequence_of_one_step_equals_a_step(cell, batch_first):
     rnn, x = network(cell, batch_first=batch_first), torch.randn(3, 5, dtype=torch.float64)
     out, last = rnn(x[:, None] if batch_first else x[None])
     expected, new = rnn.step(x)
@@ -78,7 +78,7 @@ def test_a_sequence_of_one_step_is_a_step(cell, batch_first):
     assert_close(last, new)
 
 
-def test_without_gradients_nothing_is_kept_and_outputs_own_their_memory():
+def test_outputs_without_gradients_are_not_views():
     rnn, x = network(), torch.randn(3, 5, dtype=torch.float64)
     with torch.no_grad():
         out, (h, c) = rnn.step(x)
@@ -89,7 +89,7 @@ def test_without_gradients_nothing_is_kept_and_outputs_own_their_memory():
     assert len({t.untyped_storage().data_ptr() for t in (out, h, c)}) == 3
 
 
-def test_weights_changed_in_place_are_those_of_the_next_step():
+def test_step_uses_weights_changed_in_place():
     rnn, x = network(), torch.randn(3, 5, dtype=torch.float64)
     rnn.step(x)
     for parameter in rnn.parameters():
@@ -98,7 +98,7 @@ def test_weights_changed_in_place_are_those_of_the_next_step():
 
 
 @pytest.mark.parametrize("change", ["hook", "weight_norm", "autocast"])
-def test_the_long_way_is_taken_where_others_look_at_a_layer(change):
+def test_hooks_and_changed_modules_are_respected(change):
     rnn, x, seen = network(dtype=torch.float32), torch.randn(3, 5), []
     if change == "hook":
         rnn.recurrent_l0.register_forward_hook(lambda *_: seen.append(1))
@@ -112,7 +112,7 @@ def test_the_long_way_is_taken_where_others_look_at_a_layer(change):
 
 
 @pytest.mark.parametrize("name", ["b", "R"])
-def test_a_tensor_in_place_of_a_parameter_is_the_weight(name):
+def test_parameter_may_be_replaced_by_a_tensor(name):
     rnn, x = network(), torch.randn(3, 5, dtype=torch.float64)
     weight = getattr(rnn.recurrent_l0, name).detach() + 1
     delattr(rnn.recurrent_l0, name)
@@ -122,8 +122,8 @@ def test_a_tensor_in_place_of_a_parameter_is_the_weight(name):
 
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("name", ["R", "b", "W"])
-def test_weights_of_another_size_are_an_error(name, heads):
-    """Kernels would read the memory behind them."""
+def test_weights_of_wrong_size_are_an_error(name, heads):
+    """Kernels would read beyond the end of the tensor."""
     rnn = network(dtype=torch.float32, num_heads=heads)
     module, name = (rnn.input_l0, "weight") if name == "W" else (rnn.recurrent_l0, name)
     setattr(module, name, torch.nn.Parameter(getattr(module, name).detach()[:1]))
@@ -134,7 +134,7 @@ def test_weights_of_another_size_are_an_error(name, heads):
         rnn.step(torch.randn(3, 5))
 
 
-def test_batched_gradients_and_a_graph_of_the_backward():
+def test_batched_gradients_work_and_second_derivatives_are_an_error():
     rnn, x = network(), torch.randn(3, 5, dtype=torch.float64)
     out = rnn.step(x)[0]
     weights = tuple(rnn.parameters())
@@ -148,7 +148,7 @@ def test_batched_gradients_and_a_graph_of_the_backward():
         graph[1].sum().backward()
 
 
-def test_compiled_and_exported_steps_are_the_same():
+def test_compiled_and_exported_steps_are_equal():
     rnn, x = network(), torch.randn(3, 5, dtype=torch.float64)
     expected = rnn.step(x)
     assert_close(torch.compile(rnn.step, backend="eager", fullgraph=True)(x), expected)
@@ -158,6 +158,6 @@ def test_compiled_and_exported_steps_are_the_same():
 
 
 @pytest.mark.parametrize("reset", [torch.zeros(3), torch.zeros(2, dtype=torch.bool), [True] * 3])
-def test_a_wrong_reset_is_refused(reset):
+def test_wrong_reset_is_an_error(reset):
     with pytest.raises((TypeError, ValueError), match="reset"):
         network().step(torch.randn(3, 5, dtype=torch.float64), None, reset)

@@ -1,4 +1,4 @@
-"""The short way through layers on a GPU: what it gives to a launch, which the PyTorch loop stands for here."""
+"""Layers by `cuda_layer` on the CPU, where the reference backend takes the place of kernel launches."""
 
 import ctypes
 import gc
@@ -28,7 +28,7 @@ BOTH_WAYS = [
 
 
 class OnHost:
-    """A forward pass in float64 that writes where a launch would."""
+    """A forward pass in float64 by the reference, with the interface of a kernel launch."""
 
     def __init__(
         self, cell, heads: int, head_dim: int, sizes: tuple[int, int, bool], training: bool, both_ways: bool
@@ -39,7 +39,7 @@ class OnHost:
         self.gate_format = VANILLA.gate_format(cell, heads, head_dim, torch.float64)
 
     def _rows(self, x: torch.Tensor, *inner: int) -> torch.Tensor:
-        """Return x [B, T, ...], from the memory of a launch."""
+        """Return x, in the layout of a launch, as [B, T, ...]."""
         if self.time_major:
             return x.view(self.steps, self.batch, *inner).transpose(0, 1)
         return x.view(self.batch, self.steps, *inner)
@@ -84,7 +84,7 @@ class OnHost:
 
 @pytest.fixture
 def calls(monkeypatch) -> Iterator[list[tuple]]:
-    """The sizes and whether a backward follows, of each layer that takes the short way."""
+    """Return a list of (batch, steps, time-major, training) for each layer that `cuda_layer` runs."""
     found = []
 
     def forward(cell, backend, heads, head_dim, sizes, dtype, device, reset, half_bias, training, tf32, both_ways):
@@ -97,7 +97,7 @@ def calls(monkeypatch) -> Iterator[list[tuple]]:
 
 
 def results(network: FlashRNN, call, x: torch.Tensor, states, reset) -> list[torch.Tensor]:
-    """Return output, last states and all gradients, where the call takes states that do not require gradients."""
+    """Return output, last states and all gradients, given states without gradients."""
     x = x.clone().requires_grad_()
     out, last = call(x, states, reset)
     last = last if isinstance(last, tuple) else (last,)
@@ -110,7 +110,7 @@ def results(network: FlashRNN, call, x: torch.Tensor, states, reset) -> list[tor
     [*product(OPTIONS, [None, 1, T]), *product(BOTH_WAYS, [1, T])],
     ids=lambda value: "step" if value is None else str(value),
 )
-def test_results_and_gradients_are_those_of_the_general_way(calls, options, steps, monkeypatch):
+def test_results_and_gradients_equal_the_general_path(calls, options, steps, monkeypatch):
     torch.manual_seed(0)
     network = FlashRNN(F, H, dtype=torch.float64, **options)
     shape = (B,) if steps is None else (B, steps) if network.batch_first else (steps, B)
@@ -141,7 +141,7 @@ def test_results_and_gradients_are_those_of_the_general_way(calls, options, step
 
 
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "function": "gru"}], ids=str)
-def test_gradients_go_back_through_states(calls, options):
+def test_gradients_propagate_through_states(calls, options):
     torch.manual_seed(0)
     network, xs = FlashRNN(F, H, dtype=torch.float64, **options), torch.randn(3, B, F, dtype=torch.float64)
     given = torch.randn(len(network.cell.states), network.num_layers, B, H, dtype=torch.float64, requires_grad=True)
@@ -158,8 +158,8 @@ def test_gradients_go_back_through_states(calls, options):
 
 
 @pytest.mark.parametrize("shape", [(B, F), (T, B, F)], ids=["step", "sequence"])
-def test_a_graph_that_nobody_needs_is_freed_at_once(calls, shape):
-    """It must not contain itself: a program that has not switched gradients off would keep all of its steps."""
+def test_unused_graph_is_freed_immediately(calls, shape):
+    """With a reference cycle, a program that does not disable gradients would keep the graphs of all steps."""
     network = FlashRNN(F, H, dtype=torch.float64)
     gc.disable()
     try:
@@ -172,7 +172,7 @@ def test_a_graph_that_nobody_needs_is_freed_at_once(calls, shape):
 
 
 @pytest.mark.parametrize("changed", [0, 1], ids=["h", "c"])
-def test_states_that_change_before_the_backward_pass_are_noticed(calls, changed):
+def test_states_changed_before_the_backward_pass_are_an_error(calls, changed):
     network, x = FlashRNN(F, H, dtype=torch.float64), torch.randn(B, F, dtype=torch.float64)
     with torch.no_grad():
         _, states = cuda_layer.run(network, x, None, None)
@@ -182,7 +182,7 @@ def test_states_that_change_before_the_backward_pass_are_noticed(calls, changed)
         out.sum().backward()
 
 
-def test_a_graph_of_the_backward_pass_of_both_directions(calls):
+def test_create_graph_gives_the_same_gradients(calls):
     network, x = FlashRNN(F, H, bidirectional=True, dtype=torch.float64), torch.randn(T, B, F, dtype=torch.float64)
     weights = list(network.parameters())
     once, with_graph = (
@@ -193,7 +193,7 @@ def test_a_graph_of_the_backward_pass_of_both_directions(calls):
     torch.testing.assert_close(with_graph, once)
 
 
-def test_states_that_follow_each_other_in_memory_are_not_copied(calls):
+def test_contiguous_states_are_not_copied(calls):
     states = torch.randn(2, 1, B, H, dtype=torch.float64)
     assert cuda_layer._initial(states.unbind(), 0, False) == states.data_ptr()
     apart = [torch.randn(1, B, H) for _ in range(2)]
@@ -211,5 +211,5 @@ WRONG = {
 
 
 @pytest.mark.parametrize("arguments", WRONG.values(), ids=WRONG)
-def test_other_calls_are_left_to_the_general_way(calls, arguments):
+def test_unsupported_calls_take_the_general_path(calls, arguments):
     assert cuda_layer.run(FlashRNN(F, H), *arguments) is None

@@ -1,6 +1,6 @@
-"""nn.LSTM's and nn.GRU's own kernel of a GPU: where it is taken, by the estimates alone, and what comes of it.
+"""When layers run by cuDNN, and their results.
 
-PyTorch's kernel of the CPU stands in for cuDNN's, so that what is given to it and taken from it can be checked.
+PyTorch's kernel for the CPU takes the place of cuDNN, to check the arguments and the results.
 """
 
 import math
@@ -18,13 +18,13 @@ from flashrnn.gpu import named_gpu
 
 
 class StandIn(CudnnRnn):
-    """PyTorch's kernel of the CPU. It reads `flat` and returns the gradients of PyTorch's weights, as cuDNN does."""
+    """PyTorch's kernel for the CPU. It reads `flat` and returns the gradients of PyTorch's weights, like cuDNN."""
 
-    graphs: ClassVar[list] = []  # of each forward: its inputs and weights, and its results
-    precisions: ClassVar[list] = []  # of each forward and backward
+    graphs: ClassVar[list] = []  # inputs, weights and results of each forward pass
+    precisions: ClassVar[list] = []  # precision of each forward and backward pass
 
     def forward(self, x, weights, flat, h, c, training):
-        assert training == torch.is_grad_enabled() or training  # an autograd function turns it off
+        assert training == torch.is_grad_enabled() or training  # an autograd function disables gradients
         self.precisions.append(torch.backends.cudnn.rnn.fp32_precision)
         inputs = [t.detach().clone().requires_grad_() for t in (x, h, c) if t is not None]
         read = [value.clone().requires_grad_() for value in self._values(flat.detach(), x.shape[-1])]
@@ -37,7 +37,7 @@ class StandIn(CudnnRnn):
         return *(t.detach().clone() for t in results), *([torch.empty(0)] if c is None else []), reserve
 
     def _values(self, flat, features):
-        """Return PyTorch's weights in its order."""
+        """Return PyTorch's weights in PyTorch's order."""
         gates, ways = {2: 4, 3: 3}[self.mode], 1 + self.bidirectional
         layers = [features] * ways + [self.hidden_size * ways] * (self.num_layers - 1) * ways
         matrices = [(gates * self.hidden_size, size) for of_input in layers for size in (of_input, self.hidden_size)]
@@ -62,7 +62,7 @@ class StandIn(CudnnRnn):
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Every call that may take it does; whether each one did, as a list."""
+    """Let cuDNN run every call that it supports; return a list of whether it ran each call."""
     results, run = [], cudnn.run
 
     def record(*args):
@@ -89,7 +89,7 @@ NETWORKS = [
 
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize(("kind", "options"), NETWORKS, ids=str)
-def test_results_are_those_of_pytorch(kind, options, given, taken, monkeypatch):
+def test_results_and_gradients_equal_pytorch(kind, options, given, taken, monkeypatch):
     monkeypatch.setattr("flashrnn.onednn.run", lambda *_: None)
     torch.manual_seed(0)
     theirs = kind(5, 6, **options)
@@ -105,7 +105,7 @@ def test_results_are_those_of_pytorch(kind, options, given, taken, monkeypatch):
     theirs.load_state_dict(named)
     as_ours = FlashRNN.from_torch(theirs).state_dict()
     for (name, _), d in zip(ours.named_parameters(), d_ours, strict=True):
-        if not name.endswith("b"):  # PyTorch has two of each, with the same gradient
+        if not name.endswith("b"):  # PyTorch has two biases with the same gradient
             assert_close(d, as_ours[name])
     with torch.no_grad():
         assert_close(ours(x, states), expected)
@@ -132,13 +132,13 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_other_networks_run_otherwise(change, taken, monkeypatch):
+def test_unsupported_networks_do_not_run_by_cudnn(change, taken, monkeypatch):
     monkeypatch.setattr("flashrnn.onednn.run", lambda *_: None)
     FlashRNN(5, 6, **{"function": "gru", **CHANGES[change]})(torch.randn(4, 3, 5))
     assert taken == [False]
 
 
-def test_resets_hooks_and_wrong_states_are_seen(taken):
+def test_resets_hooks_and_wrong_states_prevent_cudnn(taken):
     network, x = FlashRNN(5, 6, function="gru"), torch.randn(4, 3, 5)
     network(x, reset=torch.zeros(3, 4, dtype=torch.bool))
     assert taken == []
@@ -149,7 +149,7 @@ def test_resets_hooks_and_wrong_states_are_seen(taken):
     assert taken == [False, False]
 
 
-def test_weights_of_another_size_are_not_given_to_it(taken):
+def test_weights_of_wrong_size_are_an_error(taken):
     network = FlashRNN(5, 6, function="gru")
     network.recurrent_l0.b = nn.Parameter(torch.zeros(1, 1, 6))
     with pytest.raises(ValueError, match="b must be"):
@@ -163,7 +163,7 @@ def faster(cell, size, batch, dtype=torch.float16, *, steps=500, tf32=False, tra
 
 
 @pytest.mark.parametrize("cell", [LSTM, GRU])
-def test_it_is_taken_where_a_step_has_much_to_compute(cell, caplog):
+def test_cudnn_is_faster_for_large_products(cell, caplog):
     cudnn.fewest_steps.cache_clear()
     caplog.set_level("INFO", "flashrnn")
     assert faster(cell, 2048, 256, steps=1)
@@ -181,12 +181,12 @@ def test_it_is_taken_where_a_step_has_much_to_compute(cell, caplog):
 
 @pytest.mark.parametrize("cell", [LSTM, GRU])
 @pytest.mark.parametrize(("dtype", "tf32"), [(torch.float16, False), (torch.float32, True)], ids=["half", "tf32"])
-def test_few_sequences_read_the_weights_by_our_kernel(cell, dtype, tf32):
+def test_our_kernel_is_faster_for_few_sequences(cell, dtype, tf32):
     assert not faster(cell, 4096, 16, dtype, tf32=tf32)
     assert faster(cell, 4096, 64, dtype, tf32=tf32)
 
 
-def test_it_is_taken_for_narrow_layers_in_float32():
+def test_cudnn_is_faster_for_narrow_layers_in_float32():
     assert faster(LSTM, 64, 1, torch.float32)
     assert faster(LSTM, 64, 16, torch.float32, tf32=True)
     assert not faster(LSTM, 64, 16, torch.float32, training=True)
@@ -197,7 +197,7 @@ def test_it_is_taken_for_narrow_layers_in_float32():
     assert not faster(GRU, 64, 16, torch.float32)
 
 
-def test_it_is_taken_for_an_lstm_of_1024_units_in_float16():
+def test_cudnn_is_faster_for_an_lstm_of_1024_units_in_float16():
     assert faster(LSTM, 1024, 16)
     for other in ((GRU, 1024, 16), (LSTM, 1024, 8), (LSTM, 896, 16), (LSTM, 1024, 16, torch.bfloat16)):
         assert not faster(*other)
@@ -205,7 +205,7 @@ def test_it_is_taken_for_an_lstm_of_1024_units_in_float16():
     assert not faster(LSTM, 1024, 16, steps=32)
 
 
-def test_nobody_has_measured_it_elsewhere():
+def test_cudnn_is_not_selected_without_measurements():
     assert not faster(LSTM, 2048, 256, gpu="A100")
     assert not faster(LSTM, 2048, 256, torch.float64)
     assert not faster(get_cell("slstm"), 2048, 256)
@@ -213,8 +213,8 @@ def test_nobody_has_measured_it_elsewhere():
 
 @pytest.mark.parametrize("tf32", [True, False])
 @pytest.mark.parametrize("of_cudnn", ["tf32", "ieee"])
-def test_the_precision_is_that_of_products(tf32, of_cudnn, taken, monkeypatch):
-    """cuDNN has a setting of its own for TF32, which PyTorch allows at first."""
+def test_cudnn_uses_the_tf32_setting_of_matrix_products(tf32, of_cudnn, taken, monkeypatch):
+    """PyTorch has a separate setting for cuDNN, which allows TF32 by default."""
     monkeypatch.setattr("flashrnn.onednn.run", lambda *_: None)
     monkeypatch.setattr(StandIn, "precisions", [])
     monkeypatch.setattr(cudnn, "tf32_allowed", lambda *_: tf32)
@@ -225,7 +225,7 @@ def test_the_precision_is_that_of_products(tf32, of_cudnn, taken, monkeypatch):
     assert torch.backends.cudnn.rnn.fp32_precision == of_cudnn
 
 
-def test_a_graph_can_be_kept(taken, monkeypatch):
+def test_graph_can_be_retained(taken, monkeypatch):
     monkeypatch.setattr("flashrnn.onednn.run", lambda *_: None)
     network, x = FlashRNN(5, 6, function="gru"), torch.randn(4, 3, 5)
     out = network(x)[0].sum()
@@ -233,14 +233,14 @@ def test_a_graph_can_be_kept(taken, monkeypatch):
     assert_close(first, second)
 
 
-def test_settings_of_pytorch_are_kept(monkeypatch):
+def test_pytorch_settings_can_disable_cudnn(monkeypatch):
     monkeypatch.setattr(CudnnRnn, "is_available", lambda: True)
     assert cudnn._may_run()
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     assert not cudnn._may_run()
 
 
-def test_explain_says_so(monkeypatch):
+def test_explain_mentions_cudnn(monkeypatch):
     monkeypatch.setattr(cudnn, "nvidia_gpu", lambda device: named_gpu("H100"))
     network = FlashRNN(16, 2048)
     assert "cuDNN runs" in cudnn.explain(network, 1024, torch.float16, training=False)

@@ -1,4 +1,4 @@
-"""Both directions of a layer in one recurrence, as on a GPU with room for both, give what one after the other gives."""
+"""Both directions of a layer in one recurrence, as on a GPU, compared with one direction after the other."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ OPTIONS = [{}, {"function": "gru", "num_layers": 2, "num_heads": 2}, {"batch_fir
 
 @pytest.fixture
 def faster(monkeypatch):
-    """The solver says that both at once are faster; a list of the heads of all recurrences."""
+    """Pretend that running both directions at once is faster; return a list of the number of heads of each call."""
     heads, run = [], directions.flashrnn
 
     def record(Wx, *args, **options):
@@ -42,7 +42,7 @@ def pair(**options) -> FlashRNN:
 
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_results_are_those_of_one_after_the_other(options, given, faster, monkeypatch):
+def test_results_equal_one_direction_after_the_other(options, given, faster, monkeypatch):
     network = pair(**options)
     x = torch.randn((3, 4, 5) if network.batch_first else (4, 3, 5), dtype=torch.float64)
     states = tuple(torch.randn(2 * network.num_layers, 3, 6, dtype=torch.float64) for _ in network.cell.states)
@@ -60,7 +60,7 @@ PACKED = {
 
 
 @pytest.mark.parametrize("layout", PACKED)
-def test_sequences_side_by_side_run_at_once(layout, faster, monkeypatch):
+def test_packed_sequences_run_both_directions_at_once(layout, faster, monkeypatch):
     network, given = pair(), PACKED[layout](torch.randn(4, 3, 5, dtype=torch.float64))
     found = results(network, **given)
     assert faster == [2]
@@ -68,7 +68,7 @@ def test_sequences_side_by_side_run_at_once(layout, faster, monkeypatch):
     assert_close(found, results(network, **given), torch.float64)
 
 
-def test_resets_that_differ_and_hooks_run_one_after_the_other(faster):
+def test_resets_backends_and_hooks_can_prevent_joint_calls(faster):
     network, x = pair(), torch.randn(4, 3, 5, dtype=torch.float64)
     network(x, reset=torch.zeros(3, 4, dtype=torch.bool))
     network(x[:, :1], cu_seqlens=torch.tensor([0, 1, 2, 4]))
@@ -81,7 +81,7 @@ def test_resets_that_differ_and_hooks_run_one_after_the_other(faster):
 
 
 @pytest.mark.parametrize(("batch", "at_once"), [(16, True), (2048, False)])
-def test_the_solver_knows_whether_there_is_room(batch, at_once):
+def test_joint_calls_are_faster_only_for_small_batches(batch, at_once):
     gpu, device = named_gpu("H100"), torch.device("cuda")
     problem = Problem(get_cell("lstm"), 1, 512, torch.bfloat16, device, True, False, gpu)
     assert directions.is_faster(problem, batch, "auto") is at_once
@@ -89,7 +89,7 @@ def test_the_solver_knows_whether_there_is_room(batch, at_once):
     assert not directions.is_faster(problem._replace(device=torch.device("cpu"), assumed_gpu=None), batch, "auto")
 
 
-def test_explain_says_so(faster):
+def test_explain_mentions_joint_directions(faster):
     assert "both directions" in pair().explain(16)
     assert "both directions" not in FlashRNN(5, 6).explain(16)
     assert "both directions" not in pair().explain(16, reset=True)

@@ -9,7 +9,7 @@ from tests.problems import random_inputs
 
 
 class Picky(Reference):
-    """A backend that serves half types alone."""
+    """A backend that supports only half types."""
 
     name = "picky"
 
@@ -30,17 +30,17 @@ def run(backend: str, dtype: torch.dtype = torch.float32, **sizes) -> torch.Tens
 
 
 @pytest.mark.usefixtures("_picky_first")
-def test_named_backend_that_does_not_serve_gives_its_reason():
+def test_error_of_a_named_backend_contains_its_reason():
     assert run("picky", torch.float16).dtype == torch.float16
     with pytest.raises(UnsupportedProblem, match=r"'picky': torch\.float32 is not a half type$"):
         run("picky")
 
 
 @pytest.mark.usefixtures("_picky_first")
-def test_auto_takes_the_first_that_serves_and_says_so_once(caplog):
+def test_auto_selects_the_first_supporting_backend_and_logs_it_once(caplog):
     with caplog.at_level(logging.INFO, "flashrnn"):
         run("auto")
-        run("auto", B=3, T=5)  # the same layer on another batch
+        run("auto", B=3, T=5)  # the same layer with another batch
         run("auto", torch.float16)
         run("vanilla")
     assert [record.getMessage() for record in caplog.records] == [
@@ -49,20 +49,20 @@ def test_auto_takes_the_first_that_serves_and_says_so_once(caplog):
     ]
 
 
-def test_auto_gives_all_reasons_if_no_backend_serves(monkeypatch):
+def test_auto_lists_all_reasons_if_no_backend_supports_the_call(monkeypatch):
     monkeypatch.setattr(dispatch, "BACKENDS", (Picky(),))
     with pytest.raises(UnsupportedProblem, match=r"'picky'.*torch\.float32"):
         run("auto")
 
 
 @pytest.mark.usefixtures("_picky_first")
-def test_unknown_backend_lists_the_names():
+def test_unknown_backend_lists_the_backends():
     assert backends() == ("picky", "vanilla")
     with pytest.raises(ValueError, match=r"'triton'.* auto, picky, vanilla"):
         FlashRNN(3, 4, backend="triton")
 
 
-def test_a_backend_is_told_the_whole_problem(monkeypatch):
+def test_backend_receives_the_whole_problem(monkeypatch):
     asked = []
 
     class Curious(Reference):
@@ -75,7 +75,7 @@ def test_a_backend_is_told_the_whole_problem(monkeypatch):
         FlashRNN(6, 20, num_heads=4, batch_first=True)(torch.randn(2, 3, 6))
         flashrnn(Wx, R, b, states)
     flashrnn(Wx, R, b, states, reset=torch.zeros(2, 3, dtype=torch.bool))
-    layer, function = asked  # the function without gradients is the layer's problem, whose answer is known
+    layer, function = asked  # the second call has the problem of the first one, whose answer is cached
     assert (layer.cell, layer.dtype, layer.device) == (get_cell("lstm"), torch.float32, torch.device("cpu"))
     assert (layer.heads, layer.head_dim) == (4, 5)
     assert (layer.training, layer.reset) == (False, False)

@@ -1,4 +1,4 @@
-"""What users do with the graph of a call: go through it twice, or from some of its results alone."""
+"""The autograd graph of an eager call: several backward passes, and gradients of some of the results."""
 
 from itertools import combinations
 
@@ -13,7 +13,7 @@ from tests.tolerances import assert_close
 
 
 class Overwriting(Reference):
-    """Leaves nothing of the gates where it may, as `cuda_fused` writes the gradient of Wx over them."""
+    """The reference, but its backward pass overwrites donated gates, like `cuda_fused`."""
 
     name = "overwriting"
 
@@ -30,7 +30,7 @@ def named(gradients: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("run", [flashrnn, all_states], ids=["h", "all states"])
-def test_a_graph_that_is_retained_gives_equal_gradients_again(monkeypatch, run):
+def test_retained_graph_gives_the_same_gradients_again(monkeypatch, run):
     backend = Overwriting()
     monkeypatch.setattr(dispatch, "BACKENDS", (backend,))
     inputs = random_inputs(get_cell("lstm"), 3, 4, 2, 5)
@@ -48,7 +48,7 @@ def test_a_graph_that_is_retained_gives_equal_gradients_again(monkeypatch, run):
 
 @pytest.mark.parametrize("backend", ["vanilla", "cpu_fused"])
 def test_gradients_accumulate_over_losses_of_one_call(backend):
-    """Two backward passes of one graph, as for two losses, add up to that of their sum."""
+    """Two backward passes through one graph give the gradients of the sum of both losses."""
     inputs = random_inputs(get_cell("slstm"), 3, 4, 2, 5)
     h, last = flashrnn(*inputs, function="slstm", backend=backend)
     one, other = h.square().sum(), last[1].sin().sum()
@@ -67,7 +67,7 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("backend", ["vanilla", "cpu_fused"])
 @pytest.mark.parametrize("cell", [get_cell("lstm"), get_cell("slstm")], ids=cell_name)
-def test_gradients_of_any_of_the_returned_states(cell, backend, call):
+def test_gradients_of_each_returned_state(cell, backend, call):
     torch.compiler.reset()
     inputs, reset = random_inputs(cell, 2, 3, 2, 2), random_reset(2, 3)
     options = {"function": cell, "reset": reset}

@@ -1,4 +1,4 @@
-"""A layer as one autograd function gives what its modules give, and is taken where nothing else looks at them."""
+"""A layer as one autograd function: same results as its modules, and used only if nothing else observes them."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ OPTIONS = [
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Whether each call took it, as a list."""
+    """Return a list of whether each call ran as one autograd function."""
     results, run = [], eager_layer.run
 
     def record(*args):
@@ -47,9 +47,9 @@ def results(network: FlashRNN, x: torch.Tensor, states, reset) -> dict[str, torc
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("with_states", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_results_and_gradients_are_those_of_the_modules(options, with_states, transposed, units, taken, monkeypatch):
+def test_results_and_gradients_equal_the_modules(options, with_states, transposed, units, taken, monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(eager_layer, "padding", lambda *_: units)  # a GPU's kernels add units to heads of odd size
+    monkeypatch.setattr(eager_layer, "padding", lambda *_: units)  # as for odd head sizes on a GPU
     network = FlashRNN(5, 6, dtype=torch.float64, **options)
     B, T = 3, 4
     x = torch.randn(B, T, 5, dtype=torch.float64)
@@ -63,8 +63,8 @@ def test_results_and_gradients_are_those_of_the_modules(options, with_states, tr
     assert_close(found, results(network, *arguments), torch.float64)
 
 
-def test_outputs_are_tensors_of_their_own():
-    """They can be changed in place, a gradient that needs them says so, and each state can be saved alone."""
+def test_outputs_are_not_views():
+    """They can be changed in place, gradients that need them detect this, and each state can be saved separately."""
     network = FlashRNN(5, 6, function="gru")
     out, last = network(torch.randn(4, 3, 5))
     assert not out._is_view()
@@ -75,7 +75,7 @@ def test_outputs_are_tensors_of_their_own():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_autocast_is_that_of_the_modules(dtype, taken, monkeypatch):
+def test_autocast_equals_the_modules(dtype, taken, monkeypatch):
     network, x = FlashRNN(5, 6, function="gru"), torch.randn(4, 3, 5)
     found = []
     for _ in range(2):
@@ -99,7 +99,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_modules_run_where_others_look_at_them(change, taken):
+def test_hooks_and_changed_modules_are_respected(change, taken):
     network, x = FlashRNN(5, 6, function="gru"), torch.randn(4, 3, 5)
     expected = network(x)[0]
     CHANGES[change](network)
@@ -107,7 +107,7 @@ def test_modules_run_where_others_look_at_them(change, taken):
     assert taken == [True, False]
 
 
-def test_batched_gradients_and_a_graph_of_the_backward():
+def test_batched_gradients_work_and_second_derivatives_are_an_error():
     network, x = FlashRNN(5, 6, function="gru", dtype=torch.float64), torch.randn(4, 3, 5, dtype=torch.float64)
     weights, out = tuple(network.parameters()), network(x)[0]
     directions = torch.randn(2, *out.shape, dtype=torch.float64)

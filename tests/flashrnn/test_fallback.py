@@ -1,4 +1,4 @@
-"""A backend whose kernels cannot be made: `auto` takes the next one and says why; who has named it gets the error."""
+"""A backend whose kernels cannot be compiled: `auto` selects the next one with a warning; otherwise it is an error."""
 
 import warnings
 
@@ -15,7 +15,7 @@ LSTM = get_cell("lstm")
 
 
 class Counting(Reference):
-    """The reference, counting its passes; its kernels are made for up to `largest` sequences."""
+    """The reference with a list of its passes, which fails to compile for more than `largest` sequences."""
 
     def __init__(self, name: str, largest: int) -> None:
         self.name, self.largest, self.calls = name, largest, []
@@ -33,7 +33,7 @@ class Counting(Reference):
 
 @pytest.fixture
 def backends(monkeypatch) -> tuple[Counting, Counting]:
-    """One for at most two sequences, and one for any number, in this order."""
+    """Return a backend for at most two sequences and one for any number, which "auto" tries in this order."""
     both = Counting("small", 2), Counting("any", 1000)
     monkeypatch.setattr(dispatch, "BACKENDS", both)
     monkeypatch.setattr(dispatch, "_FAILED", {})
@@ -43,7 +43,7 @@ def backends(monkeypatch) -> tuple[Counting, Counting]:
 
 @pytest.fixture(params=["eager", "operator"])
 def way(request, monkeypatch) -> str:
-    """How calls run."""
+    """Run calls eagerly, or as operators."""
     if request.param == "operator":
         monkeypatch.setattr(eager, "serves", lambda inputs: False)
     return request.param
@@ -54,7 +54,7 @@ def of_batch(B: int) -> Inputs:
 
 
 @pytest.mark.usefixtures("way")
-def test_auto_takes_the_next_for_both_passes_and_warns_once(backends):
+def test_auto_selects_the_next_backend_for_both_passes_and_warns_once(backends):
     small, any_ = backends
     expected = results(flashrnn, of_batch(3), backend="any")
     with pytest.warns(RuntimeWarning, match=r"'small' .*no compiler found"):
@@ -72,14 +72,14 @@ def test_auto_takes_the_next_for_both_passes_and_warns_once(backends):
 
 
 @pytest.mark.usefixtures("way")
-def test_a_named_backend_raises(backends):
+def test_named_backend_raises_the_error(backends):
     with pytest.raises(KernelUnavailable, match=r"^no compiler found$"):
         flashrnn(*of_batch(3), backend="small")
 
 
 @pytest.mark.usefixtures("way")
-def test_a_backward_is_by_the_backend_of_its_forward(backends):
-    """Also where that has failed in the meantime, for another call of the same layer."""
+def test_backward_uses_the_backend_of_the_forward(backends):
+    """Even if this backend has failed in the meantime for another call of the same layer."""
     small, any_ = backends
     inputs = of_batch(2)
     h, _ = flashrnn(*inputs)
@@ -90,7 +90,7 @@ def test_a_backward_is_by_the_backend_of_its_forward(backends):
     assert any_.calls == ["forward", "backward"]
 
 
-def test_the_next_one_serves_compiled_calls_too(backends):
+def test_auto_selects_the_next_backend_in_compiled_calls(backends):
     torch.compiler.reset()
     any_, inputs = backends[1], of_batch(3)
     expected = results(flashrnn, inputs, backend="any")
@@ -101,7 +101,7 @@ def test_the_next_one_serves_compiled_calls_too(backends):
     assert any_.calls == ["forward", "backward"]
 
 
-def test_other_errors_are_no_reason_to_take_another_backend(backends, monkeypatch):
+def test_other_errors_are_raised(backends, monkeypatch):
     def forward(*_):
         raise torch.OutOfMemoryError("no memory")
 

@@ -1,4 +1,4 @@
-"""The weights of an LSTM in one piece of memory: what keeps them there, and what a call gets where they are not."""
+"""The weights of an LSTM as views of one buffer, or copied into one."""
 
 import copy
 import pickle
@@ -21,8 +21,8 @@ def network(**options) -> FlashRNN:
     return FlashRNN(5, 6, num_layers=2, bidirectional=True, **options)
 
 
-def in_one_piece(rnn: FlashRNN) -> bool:
-    """Whether a call gets the memory of the parameters, with the values that a copy would have."""
+def is_flat(rnn: FlashRNN) -> bool:
+    """Return whether a call reads the memory of the parameters; check that its values are those of a copy."""
     flat = flat_weights.of(rnn)
     assert torch.equal(flat, flat_weights._copy(rnn))
     return flat.data_ptr() == rnn.input_l0.weight.data_ptr()
@@ -40,32 +40,32 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("bias", [True, False])
-def test_parameters_are_views_of_one_piece(way, bias):
+def test_parameters_are_views_of_one_buffer(way, bias):
     before = network(bias=bias)
     state = before.state_dict()
     rnn = WAYS[way](before)
-    assert in_one_piece(rnn)
+    assert is_flat(rnn)
     assert_close(rnn.state_dict(), state, check_dtype=False)
 
 
-def test_a_piece_follows_the_parameters():
+def test_buffer_contains_updated_parameters():
     rnn = network()
     rnn.load_state_dict(FlashRNN(5, 6, num_layers=2, bidirectional=True).state_dict())
     rnn(torch.randn(3, 2, 5))[0].sum().backward()
     torch.optim.SGD(rnn.parameters(), lr=1.0).step()
-    assert in_one_piece(rnn)
+    assert is_flat(rnn)
 
 
-def test_a_replaced_parameter_is_copied_until_it_is_flattened_again():
+def test_replaced_parameter_is_copied_until_flatten_parameters():
     rnn = network()
     rnn.recurrent_l1.R = nn.Parameter(torch.randn_like(rnn.recurrent_l1.R))
-    assert not in_one_piece(rnn)
+    assert not is_flat(rnn)
     rnn.flatten_parameters()
-    assert in_one_piece(rnn)
+    assert is_flat(rnn)
 
 
 @pytest.mark.parametrize("change", [{"function": "gru"}, {"num_heads": 2}, {"function": "slstm"}], ids=str)
-def test_other_networks_stay_as_they_are(change):
+def test_other_networks_are_not_flattened(change):
     rnn = FlashRNN(5, 6, **change)
     assert rnn.recurrent_l0.R.untyped_storage().data_ptr() != rnn.input_l0.weight.untyped_storage().data_ptr()
 
@@ -75,4 +75,4 @@ def test_shared_parameters_stay_shared():
     rnn.recurrent_l1.R = rnn.recurrent_l0.R
     rnn.double()
     assert rnn.recurrent_l1.R is rnn.recurrent_l0.R
-    assert not in_one_piece(rnn)
+    assert not is_flat(rnn)

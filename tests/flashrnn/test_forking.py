@@ -1,4 +1,4 @@
-"""Processes that are forked while another thread compiles, and systems that cannot fork at all."""
+"""Processes that are forked while another thread compiles, and systems without fork."""
 
 import multiprocessing
 import subprocess
@@ -37,7 +37,7 @@ assert Path(tempfile.gettempdir()) in cache_folder().parents
 """
 
 
-def test_the_package_runs_on_systems_without_fork_and_user_ids():
+def test_package_runs_on_systems_without_fork_and_user_ids():
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -49,14 +49,14 @@ def _run(cell: Cell, backend: str) -> None:
 @pytest.mark.parametrize(
     ("backend", "module", "part"), [("vanilla", trace, "_make_trace"), ("cpu_fused", build, "_execute")]
 )
-def test_a_child_forked_while_a_thread_makes_a_kernel_makes_its_own(monkeypatch, backend, module, part):
-    scale = len(part)  # a cell that no test has compiled
+def test_child_forked_during_compilation_can_compile(monkeypatch, backend, module, part):
+    scale = len(part)  # makes the cell different from all that have been compiled
     cell = Cell("of_two_processes", lambda g, h: scale * torch.tanh(g) * h, states=("h",))
     begun, make = threading.Event(), getattr(module, part)
 
     def slowly(*arguments):
         begun.set()
-        time.sleep(0.2)  # in which the main thread forks
+        time.sleep(0.2)  # the main thread forks in this time
         return make(*arguments)
 
     monkeypatch.setattr(module, part, slowly)

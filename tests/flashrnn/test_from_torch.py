@@ -1,4 +1,4 @@
-"""With nn.LSTM's, nn.GRU's and nn.RNN's weights FlashRNN gives their results: outputs, last states, all gradients."""
+"""FlashRNN with the weights of nn.LSTM, nn.GRU and nn.RNN: same outputs, last states and gradients."""
 
 import re
 from functools import partial
@@ -95,7 +95,7 @@ def test_frozen_weights_stay_frozen():
     assert trained == {"input_l0.weight": True, "recurrent_l0.R": False, "recurrent_l0.b": False}
 
 
-def test_networks_without_a_counterpart():
+def test_networks_without_a_pytorch_counterpart_are_an_error():
     with pytest.raises(TypeError, match="got LSTMCell"):
         FlashRNN.from_torch(nn.LSTMCell(3, 4))
     for options in ({"function": "slstm"}, {"num_heads": 2}):
@@ -117,7 +117,7 @@ def test_to_torch_and_back(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_state_dicts_of_pytorch_load_into_whole_models(kind):
+def test_pytorch_state_dicts_can_be_loaded_into_models(kind):
     def model(rnn):
         return nn.ModuleDict({"encoder": rnn, "head": nn.Linear(2, 2, dtype=torch.float64)})
 
@@ -140,20 +140,20 @@ def test_state_dicts_of_pytorch_load_into_whole_models(kind):
         (nn.LSTM(F, H, 2), r"Unexpected.*weight_ih_l1"),
     ],
 )
-def test_a_state_dict_of_another_network_is_refused(other, message):
+def test_state_dict_of_another_network_is_an_error(other, message):
     with pytest.raises(RuntimeError, match=message):
         FlashRNN(F, H).load_state_dict(other.state_dict())
 
 
 @pytest.mark.parametrize("options", [{"num_heads": 2}, {"function": "slstm"}])
-def test_a_state_dict_of_pytorch_does_not_fit_other_cells_and_heads(options):
+def test_weights_of_pytorch_do_not_fit_other_cells_and_heads(options):
     rnn = FlashRNN(F, H, **options)
     weights = nn.LSTM(F, H).state_dict()
     with pytest.warns(UserWarning, match=r"not loaded: .*this one has function='\w+' and num_heads=\d"):
         assert "weight_hh_l0" in rnn.load_state_dict(weights, strict=False).unexpected_keys
 
 
-def test_names_of_pytorch_lead_to_ours():
+def test_error_for_a_parameter_name_of_pytorch_contains_ours():
     rnn = FlashRNN(F, H, **OPTIONS, proj_size=3)
     ours, theirs = dict(rnn.named_parameters()), dict(rnn.to_torch().named_parameters())
     told = set()

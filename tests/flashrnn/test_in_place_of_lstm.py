@@ -1,4 +1,4 @@
-"""A FlashRNN is taken wherever programs have an nn.LSTM: arguments, wrappers, compilers, hooks, empty batches."""
+"""FlashRNN as a drop-in replacement for nn.LSTM: arguments, wrappers, compilers, hooks, empty batches."""
 
 import inspect
 
@@ -23,14 +23,14 @@ def randn(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def test_positional_arguments_are_those_of_nn_lstm():
+def test_positional_arguments_equal_nn_lstm():
     theirs = list(inspect.signature(nn.RNNBase.__init__).parameters.values())[2:]  # after self and mode
     ours = list(inspect.signature(FlashRNN).parameters.values())
     positional = [(p.name, p.default) for p in ours if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert positional == [(p.name, p.default) for p in theirs]
 
 
-def test_attributes_that_programs_read(pair):
+def test_attributes_equal_nn_lstm(pair):
     lstm, rnn = pair
     names = (*nn.LSTM.__constants__, "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout")
     for name in (*names, "bidirectional", "proj_size", "training"):
@@ -40,26 +40,26 @@ def test_attributes_that_programs_read(pair):
 
 
 @pytest.mark.parametrize("states", [None, (randn(4, 0, 6), randn(4, 0, 6))], ids=["", "states"])
-def test_an_empty_batch(pair, states):
+def test_empty_batch_gives_the_same_results(pair, states):
     lstm, rnn = pair
     ours, theirs = results(rnn, randn(7, 0, 5), states), results(lstm, randn(7, 0, 5), states)
     assert_close(ours, theirs, torch.float64)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)  # zeros, not None
 
 
-def test_an_empty_batch_can_be_stepped():
+def test_empty_batch_can_be_stepped():
     out, (h, c) = FlashRNN(5, 6).step(torch.zeros(0, 5))
     assert out.shape == (0, 6)
     assert h.shape == c.shape == (1, 0, 6)
 
 
 @pytest.mark.parametrize("network", [0, 1], ids=["theirs", "ours"])
-def test_sequences_without_steps_are_refused(pair, network):
+def test_sequences_without_steps_are_an_error(pair, network):
     with pytest.raises((RuntimeError, ValueError), match=r"\b0\b|\bone step\b"):
         pair[network](randn(0, 2, 5))
 
 
-@pytest.mark.slow  # importing it
+@pytest.mark.slow  # because of an import
 def test_distributed_data_parallel(pair, tmp_path):
     lstm, rnn = pair
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -99,7 +99,7 @@ def test_weight_norm(pair):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")
-def test_script_takes_the_network_that_pytorch_has(pair):
+def test_torchscript_compiles_the_pytorch_network(pair):
     lstm, rnn = pair
     scripted = torch.jit.script(nn.Sequential(rnn))
     torch.testing.assert_close(scripted(randn(7, 3, 5)), lstm(randn(7, 3, 5)), rtol=0, atol=1e-9)
@@ -108,7 +108,7 @@ def test_script_takes_the_network_that_pytorch_has(pair):
 
 
 @pytest.mark.slow
-def test_ahead_of_time_by_inductor(pair, tmp_path):
+def test_aot_inductor(pair, tmp_path):
     lstm, rnn = pair
     x = randn(7, 3, 5)
     with torch.no_grad():

@@ -9,15 +9,15 @@ def recurrence(function="slstm", **options) -> Recurrence:
     return Recurrence(256, num_heads=4, function=function, **options)
 
 
-def test_standard_is_uniform_in_one_over_the_root_of_the_head_size():
+def test_standard_is_uniform_within_the_inverse_root_of_the_head_size():
     module = recurrence(recurrent_init="standard", bias_init="standard")
     for parameter in (module.R, module.b):
         assert 0.12 < parameter.abs().max() <= 1 / 8
         assert abs(parameter.mean()) < 0.01
 
 
-def test_input_weights_are_those_of_torch():
-    """Uniform in one over the root of the hidden size, however few features there are."""
+def test_input_weights_are_initialised_as_in_nn_lstm():
+    """The bound is the inverse root of the hidden size, independent of the number of features."""
     torch.manual_seed(0)
     network, theirs = FlashRNN(1, 256, num_heads=4, num_layers=2), torch.nn.LSTM(1, 256, num_layers=2)
     for k in range(2):
@@ -26,7 +26,7 @@ def test_input_weights_are_those_of_torch():
         torch.testing.assert_close(ours.std(), expected.std(), rtol=0.05, atol=0)
 
 
-def test_reset_parameters_draws_what_a_new_network_has():
+def test_reset_parameters_initialises_like_a_new_network():
     torch.manual_seed(0)
     network = FlashRNN(3, 8, num_layers=2, bidirectional=True)
     for parameter in network.parameters():
@@ -36,7 +36,7 @@ def test_reset_parameters_draws_what_a_new_network_has():
         assert 0.1 < parameter.abs().max() <= 8**-0.5, name
 
 
-def test_powerlaw_goes_by_the_layer():
+def test_powerlaw_depends_on_the_layer():
     network = FlashRNN(3, 8, num_layers=3, bias_init="powerlaw")
     forget = [network.get_submodule(f"recurrent_l{k}").b[1, 0] for k in range(3)]
     alone = [recurrence(bias_init="powerlaw", block_index=k, num_blocks=3).b[1, 0] for k in range(3)]
@@ -45,7 +45,7 @@ def test_powerlaw_goes_by_the_layer():
     assert forget[0][3] < forget[1][3] < forget[2][3]
 
 
-def test_zeros():
+def test_zeros_initialise_r_and_b_with_zeros():
     module = recurrence(recurrent_init="zeros", bias_init="zeros")
     assert not module.R.any()
     assert not module.b.any()
@@ -55,7 +55,7 @@ def test_zeros():
     ("block_index", "num_blocks", "exponent"), [(0, 1, 0.3), (0, 3, 0.3), (1, 3, 0.95), (2, 3, 1.6)]
 )
 def test_powerlaw_of_the_forget_gate(block_index, num_blocks, exponent):
-    """xLSTM: -(-5 + 12 (k / (D - 1))^(0.3 + 1.3 l / (L - 1))) for unit k of a head in block l of L."""
+    """The formula of xLSTM: -(-5 + 12 (k / (D - 1))^(0.3 + 1.3 l / (L - 1))) for unit k of a head in block l of L."""
     module = recurrence(bias_init="powerlaw", block_index=block_index, num_blocks=num_blocks)
     i, f, z, o = module.b.detach()
     expected = torch.tensor([5 - 12 * (k / 63) ** exponent for k in range(64)])
@@ -71,6 +71,6 @@ def test_powerlaw_of_the_forget_gate(block_index, num_blocks, exponent):
         ({"bias_init": "powerlaw", "function": "gru"}, "'powerlaw' .*'gru'"),
     ],
 )
-def test_unknown_or_unfit_initialisation(options, message):
+def test_unknown_or_unsuitable_initialisation_is_an_error(options, message):
     with pytest.raises(ValueError, match=message):
         FlashRNN(3, 4, **options)

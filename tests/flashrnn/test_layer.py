@@ -26,7 +26,7 @@ def assert_equal(out, ref) -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
-def test_layer_is_a_linear_and_the_operator(cell):
+def test_layer_equals_a_linear_and_the_function(cell):
     rnn = FlashRNN(5, 6, num_heads=2, function=cell, batch_first=True, **DOUBLE)
     x, S = randn(3, 4, 5), len(cell.states)
     states = 1 + randn(S, 1, 3, 6).abs()
@@ -38,7 +38,7 @@ def test_layer_is_a_linear_and_the_operator(cell):
     assert isinstance(last, torch.Tensor) == (S == 1)
 
 
-def test_recurrence_is_the_operator():
+def test_recurrence_equals_the_function():
     module = Recurrence(6, num_heads=2, function="slstm", bias_init="standard", **DOUBLE)
     Wx, _, _, states = random_inputs(get_cell("slstm"), 3, 4, 2, 3)
     reset = random_reset(3, 4)
@@ -61,7 +61,7 @@ def test_steps_equal_the_whole_sequence(cell, num_layers):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_states_of_half_types_are_float32_and_continue_without_loss(dtype):
+def test_sequence_continues_exactly_from_last_states_of_half_types(dtype):
     module = Recurrence(6, function="slstm", dtype=dtype)
     Wx = randn(2, 8, 4, 1, 6, dtype=dtype)
     h, last = module(Wx)
@@ -75,7 +75,7 @@ def test_states_of_half_types_are_float32_and_continue_without_loss(dtype):
 
 @pytest.mark.parametrize("function", ["lstm", "gru"])
 @pytest.mark.parametrize("shape", [(5, 2, 3), (5, 3)])
-def test_last_states_can_be_detached_in_place_and_saved_alone(function, shape):
+def test_last_states_can_be_detached_in_place_and_saved_separately(function, shape):
     _, states = FlashRNN(3, 4, function=function)(torch.randn(shape))
     for state in states if isinstance(states, tuple) else (states,):
         state.detach_()
@@ -94,7 +94,7 @@ def test_bias_false_has_no_bias_parameters():
 
 
 @pytest.mark.parametrize("assign", [False, True])
-def test_weights_loaded_after_a_start_on_the_meta_device_are_all_there_is(assign):
+def test_layer_created_on_the_meta_device_can_load_weights(assign):
     rnn = FlashRNN(5, 6, bias=False)
     with torch.device("meta"):
         other = FlashRNN(5, 6, bias=False)
@@ -105,12 +105,12 @@ def test_weights_loaded_after_a_start_on_the_meta_device_are_all_there_is(assign
     assert torch.equal(other(x)[0], rnn(x)[0])
 
 
-def test_dropout_of_a_single_layer_is_warned_of():
+def test_dropout_with_a_single_layer_causes_a_warning():
     with pytest.warns(UserWarning, match=r"dropout=0\.5"):
         FlashRNN(5, 6, dropout=0.5)
 
 
-def test_dropout_is_between_layers_and_in_training_alone():
+def test_dropout_is_applied_between_layers_in_training_only():
     rnn = FlashRNN(5, 6, num_layers=2, dropout=1.0, **DOUBLE)
     x = randn(4, 2, 5)
     trained, evaluated = rnn(x)[0], rnn.eval()(x)[0]
@@ -128,7 +128,7 @@ def test_reset_equals_documents_one_by_one(function, bidirectional):
     reset = torch.zeros(1, 9, dtype=torch.bool)
     reset[0, [4, 5, 8]] = True
     states = 1 + randn(S, 4 if bidirectional else 2, 1, 6).abs()
-    forward, backward = states.clone(), states.clone()  # initial states of the first document, and of the last
+    forward, backward = states.clone(), states.clone()  # initial states of the first and of the last document
     backward[:, ::2] = 0
     if bidirectional:
         forward[:, 1::2] = 0
@@ -144,7 +144,7 @@ def test_reset_equals_documents_one_by_one(function, bidirectional):
 
 
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["", "bidirectional"])
-def test_reset_of_packed_sequences_ends_with_them(bidirectional):
+def test_reset_mask_of_packed_sequences_is_cut_to_their_lengths(bidirectional):
     rnn = FlashRNN(5, 6, bidirectional=bidirectional, batch_first=True, **DOUBLE)
     sequences, states = [randn(3, 5), randn(6, 5)], (randn(1 + bidirectional, 2, 6), randn(1 + bidirectional, 2, 6))
     reset = torch.tensor([[False, True, False, True, True, True], [False, False, False, False, True, False]])
@@ -157,7 +157,7 @@ def test_reset_of_packed_sequences_ends_with_them(bidirectional):
 
 
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["", "bidirectional"])
-def test_gradients_of_packed_sequences_are_finite_where_the_cell_would_grow_in_the_padding(bidirectional):
+def test_gradients_of_packed_sequences_are_finite_if_states_grow(bidirectional):
     growing = Cell("growing", lambda g, h: h * h + g, states=("h",))
     rnn = FlashRNN(5, 6, function=growing, bidirectional=bidirectional, **DOUBLE)
     sequences = [2 + randn(1, 5).abs(), 0.01 * randn(60, 5)]
@@ -173,8 +173,8 @@ def test_gradients_of_packed_sequences_are_finite_where_the_cell_would_grow_in_t
     assert all(p.grad.isfinite().all() for p in rnn.parameters())
 
 
-def test_packed_sequences_go_through_the_hooks_that_make_the_weights():
-    """As those of weight_norm, spectral_norm and pruning, which compute R before each call of its module."""
+def test_hooks_run_for_packed_sequences():
+    """Hooks of weight_norm, spectral_norm and pruning compute R before each call of its module."""
     torch.manual_seed(0)
     rnn = FlashRNN(4, 6, num_heads=2, batch_first=True)
     torch.nn.utils.weight_norm(rnn.recurrent_l0, "R")
@@ -195,7 +195,7 @@ def test_packed_sequences_of_equal_length_keep_their_order():
 
 
 @pytest.mark.parametrize("is_sorted", [False, True], ids=["unsorted", "sorted"])
-def test_packed_output_has_the_layout_of_the_input(is_sorted):
+def test_packed_output_has_the_order_of_the_input(is_sorted):
     lengths = [5, 4, 2] if is_sorted else [2, 5, 4]
     x = pack_padded_sequence(randn(5, 3, 4), lengths, enforce_sorted=is_sorted)
     out, _ = FlashRNN(4, 6, **DOUBLE)(x)
@@ -259,7 +259,7 @@ def test_meta_device(cell):
         ({"backend": "cudnn"}, "'cudnn'.* auto, "),
     ],
 )
-def test_wrong_options(options, message):
+def test_wrong_options_are_an_error(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         FlashRNN(**{"input_size": 5, "hidden_size": 6} | options)
 
@@ -281,18 +281,18 @@ def test_wrong_options(options, message):
         (pack_sequence([torch.zeros(3, 6)]), ValueError, r"^input .*2-D .*5 .*\[3, 6\]"),
     ],
 )
-def test_wrong_x(x, error, message):
+def test_wrong_input_is_an_error(x, error, message):
     with pytest.raises(error, match=message):
         FlashRNN(5, 6)(x)
 
 
 @pytest.mark.parametrize("x", [torch.zeros(2, 0, 5), torch.zeros(0, 5)])
-def test_a_sequence_without_steps(x):
+def test_sequence_without_steps_is_an_error(x):
     with pytest.raises(ValueError, match=r"^input .*at least one time step"):
         FlashRNN(5, 6, batch_first=True, bidirectional=True)(x)
 
 
-def test_a_call_by_the_keywords_of_pytorch():
+def test_keyword_arguments_equal_nn_lstm():
     rnn, x, states = FlashRNN(5, 6), torch.randn(4, 2, 5), (torch.randn(1, 2, 6), torch.randn(1, 2, 6))
     out, _ = rnn(x, states)
     assert torch.equal(rnn(input=x, hx=states)[0], out)
@@ -300,7 +300,7 @@ def test_a_call_by_the_keywords_of_pytorch():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_autocast_takes_x_of_another_dtype_than_the_weights(dtype):
+def test_autocast_accepts_input_of_another_dtype(dtype):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out, _ = FlashRNN(5, 6)(torch.zeros(4, 2, 5, dtype=dtype))
         with pytest.raises(TypeError, match=r"input is torch\.float64"):
@@ -319,7 +319,7 @@ def test_autocast_takes_x_of_another_dtype_than_the_weights(dtype):
     ],
     ids=["one", "three", "batch", "layers", "None"],
 )
-def test_wrong_states(states, got):
+def test_wrong_states_are_an_error(states, got):
     message = r"\('h', 'c'\) .*\[1, 2, 6\], got " + got
     with pytest.raises(ValueError, match=message):
         FlashRNN(5, 6)(torch.zeros(4, 2, 5), states)
@@ -328,7 +328,7 @@ def test_wrong_states(states, got):
 
 
 @pytest.mark.parametrize("states", [5, (None, None), torch.zeros(1, 2, 6)], ids=["number", "None", "one, batched"])
-def test_wrong_states_without_a_batch(states):
+def test_wrong_states_without_a_batch_are_an_error(states):
     with pytest.raises(ValueError, match=r"\('h', 'c'\) of shape \[1, 6\]"):
         FlashRNN(5, 6)(torch.zeros(4, 5), states)
 
@@ -345,7 +345,7 @@ def test_states_can_be_changed_in_place():
 
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["", "bidirectional"])
 @pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
-def test_wrong_reset(bidirectional, packed):
+def test_wrong_reset_is_an_error(bidirectional, packed):
     rnn = FlashRNN(5, 6, bidirectional=bidirectional)
     x = pack_sequence([torch.zeros(4, 5)] * 2) if packed else torch.zeros(4, 2, 5)
     with pytest.raises(ValueError, match=r"reset .*\[2, 4\], got \[4, 2\]"):
@@ -356,21 +356,21 @@ def test_wrong_reset(bidirectional, packed):
         rnn(x, reset=[[True] * 4] * 2)
 
 
-def test_wrong_step():
+def test_wrong_input_of_a_step_is_an_error():
     with pytest.raises(ValueError, match=r"input .*\[2, 1, 5\]"):
         FlashRNN(5, 6).step(torch.zeros(2, 1, 5))
     with pytest.raises(ValueError, match="bidirectional"):
         FlashRNN(5, 6, bidirectional=True).step(torch.zeros(2, 5))
 
 
-def test_representation_names_what_matters():
+def test_representation_contains_the_options():
     text = repr(FlashRNN(5, 6, num_heads=2, function=PEEPHOLE_LSTM, bidirectional=True, batch_first=True))
     assert "5, 6, num_layers=1, batch_first=True, dropout=0.0, bidirectional=True" in text
     assert "6, num_heads=2, function='peephole_lstm', backend='auto'" in text
 
 
-def test_cells_of_one_name_do_not_share_anything():
-    """Two definitions of one name in one program, as in a notebook."""
+def test_cells_of_the_same_name_are_independent():
+    """A notebook may define a cell twice with the same name."""
     first, second = (Cell("mine", step, ("h",)) for step in (lambda g, h: torch.tanh(g), lambda g, h: g - h))
     torch.manual_seed(0)
     a, b = FlashRNN(5, 6, function=first), FlashRNN(5, 6, function=second)

@@ -1,4 +1,4 @@
-"""The largest heads: what the table says fits is served, what is larger is not, and backend `cuda` takes it."""
+"""The largest heads: `cuda_fused` supports heads up to the limit, and `cuda` also larger ones."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def problem(gpu: str, cell: str, head_dim: int, dtype: torch.dtype, training: bo
     [("A100", "elman", torch.float32), ("H100", "lstm", torch.bfloat16), ("RTX 4090", "gru", torch.float16)],
     ids=["A100", "H100", "RTX 4090"],
 )
-def test_the_largest_head_is_served_and_the_next_is_not(gpu, cell, dtype, training):
+def test_largest_head_is_supported_and_the_next_is_not(gpu, cell, dtype, training):
     found = limit(cell, dtype, named_gpu(gpu))
     largest = found.training if training else found.inference
     assert CudaFused().unsupported_reason(problem(gpu, cell, largest, dtype, training)) is None
@@ -35,7 +35,7 @@ def test_the_largest_head_is_served_and_the_next_is_not(gpu, cell, dtype, traini
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_bisection_finds_what_trying_all_sizes_finds(direction):
+def test_bisection_equals_trying_all_sizes(direction):
     gpu, sizes = named_gpu("RTX 3090"), range(STEP, 2048, STEP)
     specs = {D: KernelSpec(direction, LSTM, 1, D, 16, torch.bfloat16, gpu) for D in sizes}
     fits = [D for D, spec in specs.items() if solver.infeasible(spec) is None]
@@ -43,13 +43,13 @@ def test_bisection_finds_what_trying_all_sizes_finds(direction):
     assert fits == list(range(STEP, fits[-1] + 1, STEP)), "a size between others does not fit"
 
 
-def test_an_lstm_on_an_h100_has_at_most_a_tile_per_multiprocessor():
-    """What limits.NOTE says of the paper's 2688."""
+def test_lstm_on_an_h100_has_at_most_one_tile_per_multiprocessor():
+    """As explained in limits.NOTE."""
     assert 0 < largest_head("forward", LSTM, torch.bfloat16, named_gpu("H100")) <= 132 * STEP < 2688
 
 
 @pytest.mark.parametrize("gpu", NAMED)
-def test_backend_cuda_has_no_largest_head(gpu):
+def test_backend_cuda_supports_larger_heads(gpu):
     for cell in (name for name in registered_cells() if not trace(get_cell(name)).reduces):
         for dtype in DTYPES:
             assert Cuda().unsupported_reason(problem(gpu, cell, 2**16, dtype, training=True)) is None

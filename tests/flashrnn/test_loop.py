@@ -1,4 +1,4 @@
-"""Backend `vanilla` can be differentiated in every order and mode."""
+"""Backend `vanilla` has derivatives of all orders and modes."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_second_derivatives_of_one_head_without_states():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("heads", [1, 2])
-def test_derivatives_by_torch_func_equal_those_by_autograd(heads, dtype):
+def test_torch_func_derivatives_equal_autograd(heads, dtype):
     inputs = random_inputs(LEAKY_ELMAN, 2, 3, heads, 4, dtype)
     run = recurrence(LEAKY_ELMAN)
 
@@ -49,7 +49,7 @@ def test_derivatives_by_torch_func_equal_those_by_autograd(heads, dtype):
     assert_close(dict(enumerate(found)), dict(enumerate(expected)), dtype)
 
 
-def test_a_hessian_by_torch_func():
+def test_torch_func_hessian():
     rnn = FlashRNN(2, 2, backend="vanilla", dtype=torch.float64)
     x, parameters = torch.randn(3, 2, 2, dtype=torch.float64), dict(rnn.named_parameters())
 
@@ -62,8 +62,8 @@ def test_a_hessian_by_torch_func():
     torch.testing.assert_close(hessian[1, 0, 1], row)
 
 
-def test_gradients_of_dependent_inputs_are_partial_ones():
-    """Where R is made of Wx, a gradient of R that went on into Wx would be counted twice."""
+def test_gradients_of_dependent_inputs_are_partial_derivatives():
+    """If R is computed from Wx, the gradient of R must not propagate to Wx twice."""
     inputs = random_inputs(LEAKY_ELMAN, 2, 3, 1, 2)
 
     def loss(Wx):

@@ -1,4 +1,4 @@
-"""An LSTM on the CPU runs by nn.LSTM's own kernel where that is what the caller asks for, and gives its results."""
+"""When layers on the CPU run by oneDNN, and their results."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ NETWORKS = [{}, {"num_layers": 2, "bidirectional": True, "bias": False}, {"batch
 
 @pytest.fixture
 def taken(monkeypatch):
-    """The results of all calls that ask for oneDNN, None where it was not taken."""
+    """Return a list of the results of all calls, with None for calls that did not run by oneDNN."""
     monkeypatch.setattr(onednn, "_has_avx512", lambda: True)
     results, run = [], onednn.run
 
@@ -35,7 +35,7 @@ def gradients(network: nn.Module, x: torch.Tensor, states) -> tuple[torch.Tensor
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", NETWORKS, ids=str)
-def test_results_are_those_of_nn_lstm(options, dtype, taken):
+def test_results_and_gradients_equal_nn_lstm(options, dtype, taken):
     torch.manual_seed(0)
     theirs = nn.LSTM(5, 6, **options).to(dtype)
     ours, x = FlashRNN.from_torch(theirs), torch.randn(4, 4, 5, dtype=dtype)
@@ -44,13 +44,13 @@ def test_results_are_those_of_nn_lstm(options, dtype, taken):
     found, expected = gradients(ours, x, states), gradients(theirs, x, states)
     assert (taken[0] is not None) is onednn_computes(dtype)
     assert found[2].dtype == torch.float32
-    # the order of the parameters differs: a layer's input product and recurrence are modules
+    # parameters have another order, because input product and recurrence are separate modules
     assert_close([f.to(dtype) for f in found[:4]], list(expected[:4]), rtol=BOUNDS[dtype], atol=BOUNDS[dtype])
     norms = [sorted(float(g.norm()) for g in results[4:]) for results in (found, expected)]
     assert norms[0] == pytest.approx(norms[1], rel=10 * BOUNDS[dtype])
 
 
-def test_dropout_between_layers_is_that_of_nn_lstm():
+def test_dropout_between_layers_equals_nn_lstm():
     theirs = nn.LSTM(5, 6, 2, dropout=0.5)
     ours, x = FlashRNN.from_torch(theirs), torch.randn(4, 3, 5)
     outputs = []
@@ -79,13 +79,13 @@ def _named_alike(i, f, z, o, h, c):
     ],
     ids=["backend", "cell", "cell's name", "heads", "projection", "dtype"],
 )
-def test_other_networks_run_otherwise(options, taken):
+def test_unsupported_networks_do_not_run_by_onednn(options, taken):
     network = FlashRNN(5, 6, **options)
     network(torch.randn(4, 3, 5, dtype=network.recurrent_l0.R.dtype))
     assert taken == [None]
 
 
-def test_resets_hooks_and_compilers_are_seen(taken):
+def test_resets_hooks_and_compilers_prevent_onednn(taken):
     network, x = FlashRNN(5, 6), torch.randn(4, 3, 5)
     expected = network(x)[0]
     assert_close(network(x, reset=torch.zeros(3, 4, dtype=torch.bool))[0], expected)
@@ -102,7 +102,7 @@ def test_resets_hooks_and_compilers_are_seen(taken):
     ("B", "H", "options", "by_pytorch"),
     [(2, 512, {}, False), (4, 512, {}, True), (1, 200, {}, False), (1, 8, {"bidirectional": True}, True)],
 )
-def test_a_single_sequence_or_a_wide_lstm_of_few_runs_by_cpu_fused(B, H, options, by_pytorch, taken):
+def test_few_sequences_run_by_cpu_fused(B, H, options, by_pytorch, taken):
     theirs, x = nn.LSTM(5, H, **options), torch.randn(3, B, 5)
     found, expected = (gradients(network, x, None) for network in (FlashRNN.from_torch(theirs), theirs))
     assert (taken[0] is not None) is by_pytorch
@@ -110,7 +110,7 @@ def test_a_single_sequence_or_a_wide_lstm_of_few_runs_by_cpu_fused(B, H, options
 
 
 @pytest.mark.parametrize(("T", "B", "H", "by_pytorch"), [(1, 1, 6, True), (2, 2048, 32, True), (2, 8, 32, False)])
-def test_a_gru_in_bfloat16_runs_as_nn_gru_where_that_is_faster(T, B, H, by_pytorch, taken):
+def test_gru_in_bfloat16_runs_by_nn_gru_if_faster(T, B, H, by_pytorch, taken):
     theirs = nn.GRU(5, H, dtype=torch.bfloat16)
     ours, x = FlashRNN.from_torch(theirs), torch.randn(T, B, 5, dtype=torch.bfloat16)
     found, expected = ours(x)[0], theirs(x)[0]
@@ -118,6 +118,6 @@ def test_a_gru_in_bfloat16_runs_as_nn_gru_where_that_is_faster(T, B, H, by_pytor
     assert_close(found, expected, rtol=BOUNDS[torch.bfloat16], atol=BOUNDS[torch.bfloat16])
 
 
-def test_wrong_states_are_refused_as_ever():
+def test_wrong_states_are_an_error():
     with pytest.raises(ValueError, match=r"\('h', 'c'\) .*\[1, 3, 6\]"):
         FlashRNN(5, 6)(torch.randn(4, 3, 5), (torch.zeros(1, 3, 6),))

@@ -1,4 +1,4 @@
-"""Networks exported to ONNX: onnxruntime computes what they do, for other batches and lengths too."""
+"""Networks exported to ONNX give the same results in onnxruntime, also for other batch sizes and lengths."""
 
 import onnxruntime
 import pytest
@@ -16,7 +16,7 @@ from tests.problems import LEAKY_ELMAN
         ({"num_layers": 2, "bidirectional": True}, (9, 2)),
         ({"function": "gru", "batch_first": True}, (9, 2)),
         ({"function": LEAKY_ELMAN}, (9, 2)),
-        ({"function": "slstm", "num_heads": 2}, (9, 3)),  # several heads, and projections, have one batch size
+        ({"function": "slstm", "num_heads": 2}, (9, 3)),  # with several heads or a projection, the batch size is fixed
         ({"proj_size": 3}, (9, 3)),
     ],
     ids=["lstm", "gru", "own cell", "heads", "projection"],

@@ -33,7 +33,7 @@ GATE_FORMATS = zip(BUILT_IN, ("GND", "NGD", "PNDG", "NDG"), strict=True)
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_opcheck_forward(cell, gate_format, with_reset, all_states):
-    """Schema, autograd registration, fake kernel and AOT dispatch; also for inputs with swapped axes in memory."""
+    """Checks schema, autograd registration, fake kernel and AOT dispatch, for inputs with swapped axes in memory."""
     Wx, R, b, states, reset = operator_arguments(cell, D=4, with_reset=with_reset)
     Wx = Wx.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
     torch.library.opcheck(
@@ -43,7 +43,7 @@ def test_opcheck_forward(cell, gate_format, with_reset, all_states):
 
 @pytest.mark.parametrize("all_states", [False, True], ids=["h", "all states"])
 def test_opcheck_forward_in_a_half_type(all_states):
-    """What is kept for the backward has dtypes of its own."""
+    """Residuals have other dtypes than the inputs."""
     *inputs, states, _ = operator_arguments(LSTM, with_reset=False)
     Wx, R, b = (x.detach().to(torch.bfloat16) for x in inputs)
     in_float32 = b.float(), states.detach().float()
@@ -64,12 +64,12 @@ def test_opcheck_backward(cell):
     _, R, b, states = inputs
     residual = (R, states, reset, h, aux, gates, "NGD")
     arguments = (torch.ones_like(h), None, torch.ones_like(last), *residual, cell.key, "auto", b)
-    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")  # its autograd is there to refuse
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")  # its autograd formula only raises an error
     torch.library.opcheck(torch.ops.flashrnn.backward, arguments, test_utils=tests)
 
 
 class Network(torch.nn.Module):
-    """A recurrent network between other layers."""
+    """A recurrent network between two linear layers."""
 
     def __init__(self, function, **options):
         super().__init__()
@@ -100,7 +100,7 @@ def test_compiled_network_gives_equal_results(function, options):
     torch.compiler.reset()
     model = Network(function, **options)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for T in (7, 9):  # the second length compiles for any
+    for T in (7, 9):  # the second length makes the compiler use a dynamic length
         x, reset = torch.randn(3, T, 5, generator=torch.Generator().manual_seed(T)), random_reset(3, T)
         ref = outputs_and_gradients(model, model, x, reset)
         assert_close(outputs_and_gradients(compiled, model, x, reset), ref, torch.float32)
@@ -112,16 +112,16 @@ def test_network_compiled_by_inductor_gives_equal_results():
     model = Network("lstm")
     x, reset = torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(0)), random_reset(3, 7)
     ref = outputs_and_gradients(model, model, x, reset)
-    from torch._inductor import config  # which takes long to import
+    from torch._inductor import config  # slow to import
 
-    with config.patch(compile_threads=1, cpp_cache_precompile_headers=False):  # which pay for larger networks
+    with config.patch(compile_threads=1, cpp_cache_precompile_headers=False):  # only useful for larger networks
         compiled = torch.compile(model, fullgraph=True)
         found = outputs_and_gradients(compiled, model, x, reset)
     assert_close(found, ref, torch.float32)
 
 
-def test_compiled_network_follows_the_setting_for_tf32(monkeypatch):
-    """Backends are chosen, forward and backward, by the setting of the time at which the network runs."""
+def test_compiled_network_follows_the_tf32_setting(monkeypatch):
+    """The setting at run time decides, in the forward and in the backward pass."""
     seen = []
 
     def choosing(name, problem):
@@ -157,7 +157,7 @@ def test_compiled_operator_with_cu_seqlens_autocast_and_no_grad():
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
-def test_autocast_computes_as_its_dtype_asked_for_by_name(cell):
+def test_autocast_equals_the_dtype_argument(cell):
     inputs = random_inputs(cell, 2, 20, 2, 8, torch.float32)
     named = results(flashrnn, inputs, function=cell, dtype=torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -168,7 +168,7 @@ def test_autocast_computes_as_its_dtype_asked_for_by_name(cell):
         assert torch.equal(cast[name], ref), name
 
 
-def test_autocast_leaves_float64_alone():
+def test_autocast_does_not_apply_to_float64():
     inputs = random_inputs(LSTM, 2, 4, 1, 3)
     ref = results(flashrnn, inputs, function=LSTM)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -177,14 +177,14 @@ def test_autocast_leaves_float64_alone():
         assert torch.equal(out[name], ref[name]), name
 
 
-def test_dtype_sets_that_of_computation_and_output():
+def test_dtype_argument_sets_computation_and_output():
     inputs = random_inputs(LSTM, 2, 4, 1, 3, torch.float32)
     h, last = flashrnn(*inputs, dtype=torch.float64)
     assert h.dtype == last.dtype == torch.float64
     assert relative_error(flashrnn(*inputs)[0], h) < 1e-6
 
 
-def test_double_backward_says_that_there_is_none():
+def test_double_backward_is_an_error():
     inputs = random_inputs(LSTM, 1, 2, 1, 2)
     (gradient,) = torch.autograd.grad(flashrnn(*inputs)[0].sum(), inputs.Wx, create_graph=True)
     with pytest.raises(RuntimeError, match=r"'cpu_fused' .*second"):
@@ -192,7 +192,7 @@ def test_double_backward_says_that_there_is_none():
 
 
 @pytest.mark.parametrize("function", ["lstm", "gru"])
-def test_gradients_of_every_sequence_by_torch_func(function):
+def test_per_sample_gradients_by_torch_func(function):
     model = Network(function, backend="vanilla")
     x, parameters = torch.randn(3, 4, 5), {name: p.detach() for name, p in model.named_parameters()}
 
@@ -208,7 +208,7 @@ def test_gradients_of_every_sequence_by_torch_func(function):
 
 @pytest.mark.parametrize("backend", ["vanilla", "cpu_fused"])
 @pytest.mark.parametrize("no_grad", [False, True], ids=["", "no_grad"])
-def test_an_ensemble_by_vmap(no_grad, backend):
+def test_vmap_over_an_ensemble(no_grad, backend):
     models = [FlashRNN(5, 6, num_heads=2, backend=backend) for _ in range(3)]
     x, (parameters, _) = torch.randn(4, 2, 5), torch.func.stack_module_state(models)
     with torch.set_grad_enabled(not no_grad):
@@ -221,7 +221,7 @@ def test_an_ensemble_by_vmap(no_grad, backend):
         torch.testing.assert_close(parameters["recurrent_l0.R"].grad[1], models[1].recurrent_l0.R.grad)
 
 
-def test_an_ensemble_is_one_call(monkeypatch):
+def test_vmap_over_an_ensemble_is_one_call(monkeypatch):
     models, calls, run = [FlashRNN(5, 6, backend="cpu_fused") for _ in range(3)], [], dispatch.run_forward
     monkeypatch.setattr("flashrnn.op.run_forward", lambda *arguments: calls.append(arguments) or run(*arguments))
     x, (parameters, _) = torch.randn(4, 2, 5), torch.func.stack_module_state(models)
@@ -231,7 +231,7 @@ def test_an_ensemble_is_one_call(monkeypatch):
 
 
 @pytest.mark.parametrize("mapped", [("Wx",), ("Wx", "reset"), ("R", "reset"), ("R", "states"), ("b",)], ids="+".join)
-def test_whatever_is_mapped_over_is_mapped(mapped):
+def test_vmap_over_any_inputs(mapped):
     Wx, R, b, states, reset = operator_arguments(LSTM, with_reset=True)
     inputs = {"Wx": Wx, "R": R, "b": b, "states": states, "reset": reset}
     several = {name: torch.stack([inputs[name], inputs[name].flip(-1)]) for name in mapped}
@@ -248,8 +248,8 @@ def test_whatever_is_mapped_over_is_mapped(mapped):
 
 
 @pytest.mark.parametrize("backend", ["vanilla", "cpu_fused"])
-def test_layout_of_saved_tensors_does_not_matter(backend):
-    """Hooks that keep them elsewhere, as for activation offloading, may give back dense copies of some."""
+def test_saved_tensors_hooks_may_change_layouts(backend):
+    """Hooks for activation offloading, for example, may return dense copies."""
     Wx, R, b, states = random_inputs(LSTM, 3, 4, 2, 5)
     inputs = (Wx.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_(), R, b, states)
 
@@ -264,7 +264,7 @@ def test_layout_of_saved_tensors_does_not_matter(backend):
         torch.testing.assert_close(out, ref)
 
 
-def test_forward_mode_derivatives_are_refused():
+def test_forward_mode_derivatives_are_an_error():
     Wx, R, b, _ = (x.detach() for x in random_inputs(LSTM, 1, 2, 1, 2))
     message = "'auto' .*forward-mode"
     with pytest.raises(NotImplementedError, match=message):
@@ -281,7 +281,7 @@ def test_compiled_torch_func_gives_equal_results():
 
 
 def test_backends_are_not_compiled():
-    """Where the compiler gives up on what calls them, it would compile parts of them, one after the other."""
+    """After a graph break in the calling function, the compiler would compile the functions of backends."""
     torch.compiler.reset()
     model, x = FlashRNN(3, 4), torch.randn(5, 2, 3)
     parameters = dict(model.named_parameters())
@@ -296,7 +296,7 @@ def test_backends_are_not_compiled():
     assert not files & {"backend.py", "reference.py", "dispatch.py"}
 
 
-def test_second_derivatives_by_torch_func_are_refused():
+def test_second_derivatives_by_torch_func_are_an_error():
     Wx, R, b, _ = (x.detach() for x in random_inputs(LSTM, 1, 2, 1, 2))
     gradient = torch.func.grad(lambda R: flashrnn(Wx, R, b, backend="cpu_fused")[0].sum())
     with pytest.raises(RuntimeError, match=r"'cpu_fused' .*second"):
@@ -318,7 +318,7 @@ def test_meta_tensors_have_shapes_and_dtypes():
 
 
 def bad(**changes):
-    """Arguments of an LSTM with B=2, T=3, N=2, D=4 in which something is wrong."""
+    """Return wrong arguments for an LSTM with B=2, T=3, N=2, D=4."""
     Wx, R, b, states = random_inputs(LSTM, 2, 3, 2, 4, torch.float32)
     return {"Wx": Wx, "R": R, "b": b, "states": states, "function": LSTM} | changes
 
@@ -353,7 +353,7 @@ def bad(**changes):
         ({"backend": "cudnn"}, ValueError, "'cudnn'.* auto, .*vanilla"),
     ],
 )
-def test_bad_input_is_one_clear_error(changes, error, message):
+def test_wrong_arguments_are_an_error(changes, error, message):
     with pytest.raises(error, match=message):
         flashrnn(**bad(**changes))
 
@@ -369,16 +369,16 @@ def test_bad_input_is_one_clear_error(changes, error, message):
         ([[0, 3]], ValueError, r"cu_seqlens .*one-dimensional.*\[1, 2\]"),
     ],
 )
-def test_wrong_cu_seqlens(cu_seqlens, error, message):
+def test_wrong_cu_seqlens_are_an_error(cu_seqlens, error, message):
     with pytest.raises(error, match=message):
         flashrnn(**bad(Wx=torch.zeros(1, 3, 4, 2, 4), states=None, cu_seqlens=torch.tensor(cu_seqlens)))
 
 
-def test_a_program_traced_without_gradients_says_so_when_one_is_asked_for():
+def test_gradient_of_a_program_exported_without_gradients_is_an_error():
     rnn, x = (
         FlashRNN(4, 6, num_heads=2, backend="cpu_fused"),
         torch.randn(3, 2, 4),
-    )  # auto: an LSTM runs by oneDNN, but for programs
+    )  # "auto" would run the eager LSTM by oneDNN
     with torch.no_grad():
         program = torch.export.export(rnn, (x,)).module()
     out, _ = program(x)
@@ -388,38 +388,38 @@ def test_a_program_traced_without_gradients_says_so_when_one_is_asked_for():
 
 
 @pytest.mark.parametrize("num_heads", [1, 2])
-def test_exported_programs_take_other_batches_and_lengths(num_heads):
+def test_exported_programs_accept_other_batch_sizes_and_lengths(num_heads):
     rnn = FlashRNN(4, 6, num_heads=num_heads, backend="cpu_fused").eval()
     dims = {0: torch.export.Dim("T"), 1: torch.export.Dim("B")}
     program = torch.export.export(rnn, (torch.randn(5, 3, 4),), dynamic_shapes=(dims,), strict=False).module()
-    rounding = {} if num_heads == 1 else {"rtol": 0, "atol": 0}  # of one head, the eager kernel computes W x too
+    rounding = {} if num_heads == 1 else {"rtol": 0, "atol": 0}  # with one head, the kernel also computes W x
     for T, B in ((9, 7), (4, 7), (5, 1), (1, 3)):
         x = torch.randn(T, B, 4)
         torch.testing.assert_close(program(x)[0], rnn(x)[0], **rounding)
 
 
-def test_no_biases_are_zeros():
+def test_missing_biases_are_zeros():
     Wx, R, b, states = random_inputs(LSTM, 2, 3, 2, 4)
     for none, zeros in zip(flashrnn(Wx, R, None, states), flashrnn(Wx, R, 0 * b, states), strict=True):
         assert torch.equal(none, zeros)
 
 
 @pytest.mark.parametrize("function", ["gru", "slstm"])
-def test_every_state_is_a_tensor_of_its_own(function):
+def test_returned_states_do_not_share_memory(function):
     inputs = random_inputs(get_cell(function), 2, 3, 2, 4)
     h, last, states = flashrnn(*inputs, function, return_states=True)
     assert states[0] is h
     assert torch.equal(torch.stack(states)[:, :, -1], last)
     for state in states:
-        state.mul_(2)  # neither a view nor what the others are kept in
+        state.mul_(2)
     alone, end = flashrnn(*inputs, function)
     assert torch.equal(h, 2 * alone)
     assert torch.equal(last, end)
 
 
 @pytest.mark.parametrize("backend", ["vanilla", "cpu_fused"])
-def test_a_step_that_chooses_constants_by_dtype(backend):
-    """The epsilon of float32 would be wrong by far in float64."""
+def test_step_may_choose_constants_by_dtype(backend):
+    """With the epsilon of float32, gradcheck in float64 would fail."""
 
     def step(g, n, h):
         n = torch.exp(n)

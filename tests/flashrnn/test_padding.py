@@ -1,4 +1,4 @@
-"""Heads of an odd size with the units that a call adds to them for `cuda_fused`, here for the reference."""
+"""Padding of odd head sizes, as for `cuda_fused`, tested with the reference."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.tolerances import assert_close
 
 @pytest.fixture
 def padded(monkeypatch) -> list[int]:
-    """Lets calls add units as on a GPU; the head sizes that backends were then chosen for."""
+    """Pad odd head sizes as on a GPU; return a list of the head sizes for which backends are chosen."""
 
     def padding(name, cell, heads, head_dim, *others):
         return -head_dim % 8
@@ -40,7 +40,7 @@ def odd_inputs(cell, time_major: bool = False) -> Inputs:
 @pytest.mark.parametrize("time_major", [False, True], ids=["", "time major"])
 @pytest.mark.parametrize("run", [flashrnn, all_states], ids=["h", "all states"])
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
-def test_outputs_and_gradients_are_those_without_padding(padded, monkeypatch, cell, run, time_major, with_reset):
+def test_outputs_and_gradients_equal_those_without_padding(padded, monkeypatch, cell, run, time_major, with_reset):
     inputs = odd_inputs(cell, time_major)
     options = {"function": cell, "backend": "vanilla", "reset": random_reset(3, 5) if with_reset else None}
     out = results(run, inputs, **options)
@@ -50,7 +50,7 @@ def test_outputs_and_gradients_are_those_without_padding(padded, monkeypatch, ce
 
 
 @pytest.mark.parametrize("time_major", [False, True], ids=["", "time major"])
-def test_results_are_in_memory_as_without_padding(padded, monkeypatch, time_major):
+def test_results_have_the_memory_format_without_padding(padded, monkeypatch, time_major):
     inputs = odd_inputs(get_cell("lstm"), time_major)
     h, last, states = all_states(*inputs)
     assert is_time_major(h) == time_major
@@ -60,7 +60,7 @@ def test_results_are_in_memory_as_without_padding(padded, monkeypatch, time_majo
         assert (out.shape, out.stride(), out.dtype) == (ref.shape, ref.stride(), ref.dtype)
 
 
-def test_without_states_biases_and_gradients(padded, monkeypatch):
+def test_padding_without_states_biases_and_gradients(padded, monkeypatch):
     Wx, R, _, _ = odd_inputs(get_cell("slstm"))
     with torch.no_grad():
         out = flashrnn(Wx, R, None, function="slstm")
@@ -70,13 +70,13 @@ def test_without_states_biases_and_gradients(padded, monkeypatch):
             torch.testing.assert_close(x, y)
 
 
-def test_even_heads_are_left_as_they_are(padded):
+def test_even_head_sizes_are_not_padded(padded):
     flashrnn(*random_inputs(get_cell("gru"), 2, 3, 1, 6), function="gru")
     assert set(padded) == {6}
 
 
 @pytest.mark.parametrize("run", [flashrnn, all_states], ids=["h", "all states"])
-def test_compiled_calls_are_padded_too(padded, monkeypatch, run):
+def test_compiled_calls_are_padded(padded, monkeypatch, run):
     torch.compiler.reset()
     inputs = odd_inputs(get_cell("lstm"), time_major=True)
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
@@ -87,8 +87,8 @@ def test_compiled_calls_are_padded_too(padded, monkeypatch, run):
 
 
 @pytest.mark.parametrize("with_padding", [False, True], ids=["", "padded"])
-def test_one_compiled_call_takes_heads_of_several_odd_sizes(request, with_padding):
-    """The compiler has a symbol for the size from the second on."""
+def test_compiled_call_accepts_several_odd_head_sizes(request, with_padding):
+    """From the second size on, the size is a symbol in the compiler."""
     if with_padding:
         request.getfixturevalue("padded")
     torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""The product after the backward's time loop."""
+"""The gradient of R after the time loop of a backward pass."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from flashrnn.memory_format import empty_in_format
 from flashrnn.products import previous_h, weight_gradient, weight_gradient_of_states
 from tests.problems import MINIMAL_GATED, PEEPHOLE_LSTM, cell_name, random_reset
 
-# All gates recurrent; one of them alone; gates with an input alone, too; a bias alone, too.
+# Cells with all kinds of gates: with both parts, recurrent-only, input-only, and with only a bias.
 KINDS = (get_cell("elman"), get_cell("gru"), MINIMAL_GATED, PEEPHOLE_LSTM)
 
 
@@ -20,7 +20,7 @@ SIZES = [(1, 3, 5), (2, 3, 40), (2, 1, 5), (1, 3, 1)]
 @pytest.mark.parametrize("time_major", [False, True], ids=["", "time_major"])
 @pytest.mark.parametrize("cell", KINDS, ids=cell_name)
 def test_weight_gradient(cell, time_major, B, T, start, N):
-    """d_R is made of the gates' gradients, where the loop leaves them, and of the h before every step."""
+    """Compares d_R with the sum of the products of the gates' gradients and the previous h."""
     D = 4
     generator = torch.Generator().manual_seed(0)
 
@@ -55,7 +55,7 @@ def test_weight_gradient(cell, time_major, B, T, start, N):
 @pytest.mark.parametrize(("N", "B", "T"), SIZES)
 @pytest.mark.parametrize("time_major", [False, True], ids=["", "time_major"])
 @pytest.mark.parametrize("cell", KINDS, ids=cell_name)
-def test_half_of_the_heads_backwards(cell, time_major, B, T, states, N):
+def test_weight_gradient_with_half_of_the_heads_backwards(cell, time_major, B, T, states, N):
     D, only = 4, [gate for gate in cell.recurrent_gates if gate not in cell.input_gates]
     generator = torch.Generator().manual_seed(0)
 
@@ -77,8 +77,8 @@ def test_half_of_the_heads_backwards(cell, time_major, B, T, states, N):
 
 @pytest.mark.parametrize("T", [5, 40])
 @pytest.mark.parametrize("time_major", [False, True], ids=["", "time_major"])
-def test_nothing_comes_from_the_sequence_that_lies_in_front(time_major, T):
-    """Where only the first steps have gradients, and sequences begin at zero, R has none: not even a rounding error."""
+def test_first_step_does_not_read_the_previous_sequence_in_memory(time_major, T):
+    """If only first steps have gradients, and initial states are zero, the gradient of R is exactly zero."""
     cell, (B, N, D) = get_cell("lstm"), (3, 2, 4)
     order = (lambda x: x.transpose(0, 1).contiguous().transpose(0, 1)) if time_major else lambda x: x
     d_Wx = order(torch.zeros(B, T, 4, N, D))

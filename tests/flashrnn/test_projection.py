@@ -1,4 +1,4 @@
-"""nn.LSTM's proj_size; its values and gradients are held against nn.LSTM by PyTorch's own samples."""
+"""The option proj_size; test_torch_samples compares values and gradients with nn.LSTM."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_steps_equal_the_whole_sequence():
     torch.testing.assert_close(state, last, rtol=0, atol=1e-12)
 
 
-def test_a_reset_at_the_first_step_leaves_the_initial_state_out():
+def test_reset_at_the_first_step_ignores_the_initial_state():
     rnn, x = FlashRNN(5, 6, **OPTIONS), randn(4, 2, 5)
     reset = torch.tensor([[True, False, True, False], [False, False, True, False]])
     out, _ = rnn(x, states(2, 2), reset)
@@ -57,7 +57,7 @@ def test_lower_precision(dtype):
     assert torch.equal(last[0][0], out[-1].float())
 
 
-def test_initial_values_are_within_those_of_nn_lstm():
+def test_weights_are_initialised_within_the_bounds_of_nn_lstm():
     for parameter in FlashRNN(4, 100, proj_size=4).parameters():
         assert 0.09 < parameter.abs().max() <= 0.1
 
@@ -71,6 +71,6 @@ def test_initial_values_are_within_those_of_nn_lstm():
         ({"proj_size": 3, "function": "gru"}, "'gru'"),
     ],
 )
-def test_wrong_options(options, message):
+def test_wrong_options_are_an_error(options, message):
     with pytest.raises(ValueError, match=message):
         FlashRNN(5, 6, **options)

@@ -1,4 +1,4 @@
-"""The oracle: its hand-walked backward against numerical derivatives and against autograd through a plain loop."""
+"""The reference backend, compared with numerical derivatives and with autograd through a plain loop."""
 
 import logging
 import re
@@ -38,7 +38,7 @@ def check_against_plain_loop(cell: Cell, inputs: Inputs, reset: torch.Tensor | N
 
 @pytest.mark.parametrize("cell", [*CELLS, *NORMALISED], ids=cell_name)
 def test_gradcheck(cell):
-    """Outputs: all states and last states; inputs: Wx, R, b and the initial states. One sequence is never reset."""
+    """Checks derivatives of all states and last states by all inputs. One sequence has no reset."""
     reset = torch.tensor([[False, True, False], [False, False, False]])
     inputs = tuple(random_inputs(cell, 2, 3, *((1, 3) if cell in NORMALISED else (2, 2))))
 
@@ -53,20 +53,20 @@ def test_gradcheck(cell):
 @pytest.mark.parametrize(
     ("T", "B", "N", "D"), [(1, 1, 1, 1), (1, 3, 3, 4), (2, 3, 1, 17), (63, 1, 3, 17), (63, 3, 1, 4)]
 )
-def test_equals_autograd_through_a_plain_loop(cell, T, B, N, D):
+def test_results_equal_autograd_through_a_plain_loop(cell, T, B, N, D):
     check_against_plain_loop(cell, random_inputs(cell, B, T, N, D))
 
 
 @pytest.mark.parametrize("cell", [get_cell("slstm"), MINIMAL_GATED, NORMALISED_LSTM, LINEAR], ids=cell_name)
 @pytest.mark.parametrize("steps", [1, 2, 7, 8])
-def test_chunks_of_the_backward(cell, steps, monkeypatch):
+def test_backward_in_several_chunks(cell, steps, monkeypatch):
     monkeypatch.setattr(reference, "_CHUNK", steps * 2 * 2 * 3)
     check_against_plain_loop(cell, random_inputs(cell, 2, 7, 2, 3), random_reset(2, 7))
 
 
 @pytest.mark.parametrize("missing", [0, 1], ids=["last states alone", "all states alone"])
 @pytest.mark.parametrize("cell", [get_cell("slstm"), LINEAR], ids=cell_name)
-def test_gradient_of_one_output_alone(cell, missing):
+def test_gradients_of_a_single_output(cell, missing):
     inputs = random_inputs(cell, 2, 3, 2, 2)
     out, ref = (
         torch.autograd.grad(run(*inputs, function=cell)[1 - missing].sum(), inputs) for run in (flashrnn, plain_loop)
@@ -75,7 +75,7 @@ def test_gradient_of_one_output_alone(cell, missing):
     assert_close(dict(zip(names, out, strict=True)), dict(zip(names, ref, strict=True)), torch.float64)
 
 
-def test_cell_without_a_scalar_graph_trains_and_says_that_it_is_slow(caplog):
+def test_cell_without_a_scalar_graph_trains_with_a_log_message(caplog):
     reference._functions.cache_clear()
     with caplog.at_level(logging.WARNING, "flashrnn"):
         check_against_plain_loop(NO_GRAPH, random_inputs(NO_GRAPH, 2, 5, 2, 3))
@@ -85,7 +85,7 @@ def test_cell_without_a_scalar_graph_trains_and_says_that_it_is_slow(caplog):
 
 
 class LogGamma(torch.autograd.Function):
-    """With the context as forward's first argument, as before PyTorch 2.0."""
+    """An autograd function in the style before PyTorch 2.0, which torch.func does not support."""
 
     @staticmethod
     def forward(ctx, x):
@@ -107,12 +107,12 @@ class NewLogGamma(LogGamma):
         ctx.save_for_backward(*inputs)
 
 
-def test_cell_without_a_scalar_graph_may_use_a_function_of_its_own():
+def test_cell_without_a_scalar_graph_may_use_an_autograd_function():
     cell = Cell("of_function", lambda g, h: torch.tanh(NewLogGamma.apply(g) + h), states=("h",))
     check_against_plain_loop(cell, random_inputs(cell, 1, 3, 1, 2))
 
 
-def test_function_that_cannot_be_differentiated_is_an_error_with_advice():
+def test_old_style_autograd_function_is_an_error_with_advice():
     cell = Cell("of_function", lambda g, h: torch.tanh(LogGamma.apply(g) + h), states=("h",))
     with pytest.raises(RuntimeError, match=r"'of_function' .*setup_context"):
         results(flashrnn, random_inputs(cell, 1, 3, 1, 2), function=cell)
@@ -148,15 +148,15 @@ def test_step_in_place_may_return_a_tensor_twice(backend):
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
-def test_no_initial_states_are_zeros(cell):
+def test_missing_initial_states_are_zeros(cell):
     Wx, R, b, states = random_inputs(cell, 2, 3, 2, 2)
     for out, ref in zip(flashrnn(Wx, R, b, function=cell), flashrnn(Wx, R, b, 0 * states, cell), strict=True):
         assert torch.equal(out, ref)
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
-def test_resets_equal_documents_one_by_one(cell):
-    """Outputs and gradients: nothing, backward either, crosses the start of a document."""
+def test_resets_equal_separate_documents(cell):
+    """Neither states nor gradients cross the start of a document."""
     cu_seqlens = torch.tensor([0, 0, 3, 4, 4, 9, 9])  # lengths 0, 3, 1, 0, 5, 0
     inputs = random_inputs(cell, 1, 9, 2, 3)
 
@@ -192,7 +192,7 @@ def test_lower_precision_is_within_its_bound(cell, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
-def test_continuing_from_the_last_states_equals_the_uncut_sequence(cell, dtype):
+def test_continuing_from_the_last_states_equals_the_whole_sequence(cell, dtype):
     Wx, R, b, states = random_inputs(cell, 2, 7, 2, 3, dtype)
     h, last = flashrnn(Wx, R, b, states, cell)
     first, between = flashrnn(Wx[:, :4], R, b, states, cell)
@@ -201,7 +201,7 @@ def test_continuing_from_the_last_states_equals_the_uncut_sequence(cell, dtype):
     assert last.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert torch.equal(torch.cat([first, second], dim=1), h)
     assert torch.equal(end, last)
-    assert torch.equal(last[0], h[:, -1].to(last.dtype))  # h goes on as it was put out
+    assert torch.equal(last[0], h[:, -1].to(last.dtype))  # h continues with the value that was returned
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -237,13 +237,13 @@ def test_states_of_half_types_are_results_in_float32():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
 def test_half_types_are_within_their_bounds(cell, dtype):
-    """What other backends are compared with has the error of its dtype alone."""
+    """Otherwise, it could not be a peer for other backends."""
     inputs, options = random_inputs(cell, 4, 40, 2, 32, dtype), {"function": cell, "of_h": True, "backend": "vanilla"}
     assert_close(results(flashrnn, inputs, **options), results(flashrnn, inputs.to(torch.float64), **options), dtype)
 
 
-def test_states_of_any_size_are_kept_for_the_backward():
-    """An exponential gate without a stabiliser gives states that no half type holds."""
+def test_residual_of_states_beyond_float16():
+    """An exponential gate without a stabiliser causes states beyond the range of half types."""
 
     def step(i, f, z, o, h, c, n):
         c, n = torch.sigmoid(f) * c + torch.exp(i) * torch.tanh(z), torch.sigmoid(f) * n + torch.exp(i)
@@ -261,7 +261,7 @@ def test_states_of_any_size_are_kept_for_the_backward():
         )
 
 
-def test_operators_have_no_residual_without_training():
+def test_operator_returns_no_residual_without_training():
     Wx, R, b, states = (x.detach() for x in random_inputs(get_cell("lstm"), 2, 5, 1, 3))
     arguments = (Wx, R, b, states, None, get_cell("lstm").key, "vanilla", False)
     for training in (False, True):
@@ -269,5 +269,5 @@ def test_operators_have_no_residual_without_training():
         assert (aux.shape[2], gates.shape[1]) == ((5, 5) if training else (0, 0))
 
 
-def test_numbers_beyond_float16():
+def test_gradients_with_numbers_beyond_float16():
     check_numbers_beyond_float16("vanilla", "cpu")

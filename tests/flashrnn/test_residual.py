@@ -1,4 +1,4 @@
-"""What a forward keeps for the backward: the same tensors whichever backend wrote them, each in its memory format."""
+"""Residuals: equal for all backends, and convertible between their formats."""
 
 from itertools import permutations
 
@@ -16,7 +16,7 @@ from tests.problems import CELLS, NORMALISED, cell_name, random_inputs, random_r
 from tests.tolerances import assert_close
 
 NAMES = ("vanilla", "cpu_fused", "triton_fused")
-RECURRENT_LAST = Cell(  # the reference computes with its gates in another order
+RECURRENT_LAST = Cell(  # the reference reorders its gates, with recurrent ones first
     "recurrent_last", lambda a, g, h: torch.sigmoid(a) * torch.tanh(g + h), ("h",), ("a",), recurrent_gates=("g",)
 )
 BY_NAME = {backend.name: backend for backend in BACKENDS}
@@ -42,7 +42,7 @@ def residual(name: str, cell: Cell, inputs: Inputs) -> Residual:
     [*((cell, False) for cell in CELLS), (get_cell("gru"), True), (RECURRENT_LAST, True)],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_gates_are_the_same_by_every_backend(cell, time_major):
+def test_all_backends_store_the_same_gates(cell, time_major):
     inputs = inputs_of(cell, time_major)
     expected = residual("vanilla", cell, inputs)
     for name in NAMES[1:]:
@@ -54,7 +54,7 @@ def test_gates_are_the_same_by_every_backend(cell, time_major):
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("time_major", [False, True], ids=["", "time_major"])
 @pytest.mark.parametrize("cell", [CELLS[1], RECURRENT_LAST], ids=cell_name)
-def test_a_backward_reads_what_the_forward_of_another_backend_has_written(cell, time_major):
+def test_backward_reads_the_residual_of_another_backend(cell, time_major):
     inputs = inputs_of(cell, time_major)
     grads = StateGradients(torch.randn(inputs.Wx.shape[0], 4, 2, 16), (None,) * (len(cell.states) - 1), None)
     expected = BY_NAME["vanilla"].backward(cell, residual("vanilla", cell, inputs), grads)
@@ -64,12 +64,12 @@ def test_a_backward_reads_what_the_forward_of_another_backend_has_written(cell, 
 
 
 @pytest.mark.parametrize("time_major", [False, True], ids=["", "time_major"])
-def test_gates_of_a_unit_lie_where_the_name_of_the_format_says(monkeypatch, time_major):
+def test_gates_are_stored_as_the_format_specifies(monkeypatch, time_major):
     monkeypatch.setattr(module, "_WHOLE_LINES_ABOVE", 7)
     cell = CELLS[2]
     by_gate = torch.randn(2, 3, 4, 2, 8).half()
     by_gate = in_format(by_gate, inputs_of(cell, time_major).Wx)
-    values = by_gate[1, 2, 3, 1, 5]  # of gate 3 of head 1's unit 5, which is unit 1 of 2 in piece 2 of 4
+    values = by_gate[1, 2, 3, 1, 5]  # gate 3 of unit 5 of head 1, which is unit 1 of 2 in piece 2 of 4
     places = {"GND": (3, 1, 5), "NGD": (1, 3, 5), "NDG": (1, 5, 3), "NDG+": (1, 23), "PNDG": (2, 1, 1, 3)}
     for given, place in places.items():
         gates = converted(by_gate, "GND", given, cell, None, 8)
@@ -80,7 +80,7 @@ def test_gates_of_a_unit_lie_where_the_name_of_the_format_says(monkeypatch, time
 
 
 @pytest.mark.parametrize("cell", [cell for cell in NORMALISED if trace(cell).statistics.names], ids=cell_name)
-def test_statistics_are_made_where_the_forward_has_stored_none_and_normalised_gates_are_undone(cell):
+def test_gates_are_converted_to_statistics_and_back(cell):
     without = residual("vanilla", cell, inputs_of(cell))
     stored = without._replace(gates=without.gates_in("NDV+", cell), gate_format="NDV+")
     assert stored.gates.shape == empty_gates(cell, inputs_of(cell).Wx, True, "NDV+").shape

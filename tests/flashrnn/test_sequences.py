@@ -1,4 +1,4 @@
-"""Sequences of different lengths run side by side, and give what they give one after the other."""
+"""Sequences of different lengths in a padded batch, compared with one after the other."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.flashrnn.networks import results
 from tests.problems import random_inputs
 from tests.tolerances import assert_close
 
-LENGTHS = [2, 9, 0, 4, 1, 1, 7, 3]  # of documents; together 27
+LENGTHS = [2, 9, 0, 4, 1, 1, 7, 3]  # lengths of documents; 27 in total
 
 
 def randn(*shape):
@@ -19,7 +19,7 @@ def randn(*shape):
 
 
 def documents(lengths=LENGTHS):
-    """Cumulative lengths, and the mask that says the same."""
+    """Return cumulative lengths and the equivalent reset mask."""
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
     reset = torch.zeros(1, sum(lengths) + 1, dtype=torch.bool)
     reset[0, cu_seqlens] = True
@@ -27,7 +27,7 @@ def documents(lengths=LENGTHS):
 
 
 class Spy(Reference):
-    """Notes the time steps of every call, and whether the states of all of them are asked for."""
+    """The reference with a list of the time steps of each call, and whether all states are requested."""
 
     def __init__(self):
         self.calls = []
@@ -46,7 +46,7 @@ def calls(monkeypatch):
 
 @pytest.mark.parametrize("function", ["gru", "lstm", "slstm"])
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["", "bidirectional"])
-def test_documents_of_a_layer(function, bidirectional, calls):
+def test_documents_in_a_layer_equal_a_reset_mask(function, bidirectional, calls):
     options = {"num_layers": 2, "bidirectional": bidirectional, "function": function, "dtype": torch.float64}
     rnn, (cu_seqlens, reset) = FlashRNN(5, 6, **options), documents()
     outcomes = {}
@@ -70,7 +70,7 @@ def test_documents_of_a_layer(function, bidirectional, calls):
 
 
 @pytest.mark.parametrize("return_states", [False, True], ids=["h", "all states"])
-def test_documents_of_the_operator(return_states, calls):
+def test_documents_in_the_function_equal_a_reset_mask(return_states, calls):
     cell, (cu_seqlens, reset) = get_cell("slstm"), documents()
     inputs = random_inputs(cell, 1, 27, 2, 4)
     options = {"function": cell, "return_states": return_states}
@@ -80,13 +80,13 @@ def test_documents_of_the_operator(return_states, calls):
     assert calls == [(9, return_states), (27, return_states)]
 
 
-def test_one_long_document_is_not_worth_more_rows(calls):
+def test_one_long_document_runs_in_one_row(calls):
     rnn, (cu_seqlens, _) = FlashRNN(5, 6), documents([14, 1, 12])
     rnn(torch.zeros(27, 1, 5), cu_seqlens=cu_seqlens)
     assert calls == [(27, False)]
 
 
-def test_rows_of_documents_are_at_least_half_full_but_for_one():
+def test_all_rows_but_one_are_at_least_half_full():
     generator = torch.Generator().manual_seed(0)
     for count in range(1, 40):
         lengths = torch.randint(1, 100, (count,), generator=generator).tolist()
@@ -98,7 +98,7 @@ def test_rows_of_documents_are_at_least_half_full_but_for_one():
 
 
 @pytest.mark.parametrize("given", ["reset", "hx", "packed"])
-def test_what_does_not_go_with_cu_seqlens(given):
+def test_arguments_that_exclude_cu_seqlens(given):
     rnn, (cu_seqlens, reset) = FlashRNN(5, 6, function="gru"), documents()
     x = pack_sequence([torch.zeros(27, 5)]) if given == "packed" else torch.zeros(27, 1, 5)
     options = {"reset": {"reset": reset}, "hx": {"hx": torch.zeros(1, 1, 6)}, "packed": {}}[given]
@@ -108,16 +108,16 @@ def test_what_does_not_go_with_cu_seqlens(given):
 
 @pytest.mark.parametrize("function", ["gru", "lstm"])
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["", "bidirectional"])
-def test_packed_sequences_store_no_more_than_padded_ones(function, bidirectional, calls):
+def test_packed_sequences_request_all_states_only_if_necessary(function, bidirectional, calls):
     rnn = FlashRNN(5, 6, bidirectional=bidirectional, function=function, num_layers=2)
     packed = pack_sequence([torch.zeros(n, 5) for n in (3, 8, 1)], enforce_sorted=False)
     rnn(packed)
-    if function == "gru":  # all of whose state is h
+    if function == "gru":  # its only state is h
         rnn(packed, torch.zeros(4 if bidirectional else 2, 3, 6))
     assert set(calls) == {(8, False)}
 
 
-def test_packed_sequences_of_one_length_are_the_padded_batch(calls):
+def test_packed_sequences_of_equal_length_equal_the_padded_batch(calls):
     rnn = FlashRNN.from_torch(torch.nn.LSTM(5, 6, dtype=torch.float64))
     x, states = randn(4, 3, 5), (randn(1, 3, 6), randn(1, 3, 6))
     for given in (None, states):
@@ -126,7 +126,7 @@ def test_packed_sequences_of_one_length_are_the_padded_batch(calls):
     assert {all_states for _, all_states in calls} == {False}
 
 
-def test_what_is_put_side_by_side_can_be_differentiated_in_every_way():
+def test_derivatives_of_spread_and_gather():
     rows = Documents([2, 3, 1], torch.device("cpu"))
 
     def there_and_back(x):
@@ -138,8 +138,8 @@ def test_what_is_put_side_by_side_can_be_differentiated_in_every_way():
     assert torch.autograd.gradgradcheck(there_and_back, x)
 
 
-def test_cumulative_lengths_are_read_once_until_they_change(monkeypatch):
-    """Reading them on a GPU waits for it."""
+def test_cu_seqlens_are_read_once_until_they_change(monkeypatch):
+    """Reading them from a GPU would wait for the GPU."""
     reads, read = [], sequences._read
     monkeypatch.setattr(sequences, "_read", lambda *args: reads.append(1) or read(*args))
     rnn, x = FlashRNN(5, 6, function="gru", dtype=torch.float64), randn(8, 1, 5)
@@ -157,6 +157,6 @@ def test_cumulative_lengths_are_read_once_until_they_change(monkeypatch):
     rnn(x, cu_seqlens=other)[0].sum().backward()
 
 
-def test_a_list_in_place_of_a_tensor_of_cu_seqlens():
+def test_list_of_cu_seqlens_is_an_error():
     with pytest.raises(TypeError, match="cu_seqlens must be an integer tensor, got list"):
         FlashRNN(5, 6)(torch.zeros(3, 1, 5), cu_seqlens=[0, 3])

@@ -1,4 +1,4 @@
-"""PyTorch's setting for TF32 as problems see it."""
+"""PyTorch's setting for TF32 in problems."""
 
 import warnings
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def medium(allowed: bool) -> None:
 
 
 @pytest.mark.parametrize("set_to", [old_flag, new_flag, new_flag_of_everything, high, medium])
-def test_every_way_to_set_it_is_seen(set_to: Callable[[bool], None]):
+def test_all_ways_to_set_tf32_are_detected(set_to: Callable[[bool], None]):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for allowed in (True, False, True, False):
@@ -51,7 +51,7 @@ def test_every_way_to_set_it_is_seen(set_to: Callable[[bool], None]):
             assert tf32_allowed(torch.float32, CUDA) is allowed
 
 
-def test_older_and_newer_ways_may_be_mixed():
+def test_old_and_new_settings_can_be_mixed():
     torch.set_float32_matmul_precision("highest")
     PRODUCTS.fp32_precision = "tf32"
     assert tf32_allowed(torch.float32, CUDA)
@@ -61,14 +61,14 @@ def test_older_and_newer_ways_may_be_mixed():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_it_has_a_meaning_for_float32_on_gpus_alone(dtype):
+def test_tf32_applies_only_to_float32_on_gpus(dtype):
     PRODUCTS.fp32_precision = "tf32"
     assert not tf32_allowed(dtype, CUDA)
     assert not tf32_allowed(torch.float32, torch.device("cpu"))
 
 
-def test_a_choice_is_not_that_of_the_other_setting():
-    """One head of 768 units of an sLSTM stays on the chip with TF32 alone."""
+def test_backend_depends_on_the_tf32_setting():
+    """An sLSTM with one head of 768 units fits on the chip only with TF32."""
     problem = Problem(get_cell("slstm"), 1, 768, torch.float32, CUDA, True, False, named_gpu("H100"))
     for tf32, backend in ((False, "cuda"), (True, "cuda_fused"), (False, "cuda")):
         assert choose("auto", problem._replace(tf32=tf32)).name == backend

@@ -1,4 +1,4 @@
-"""A PyTorch that has dropped an interface it never promised: the package imports and gives the same results."""
+"""PyTorch versions without one of the private interfaces: the package can be imported and gives the same results."""
 
 import json
 import re
@@ -18,7 +18,7 @@ PRIVATE = re.compile(r"torch(\.\w+)*\._[a-zA-Z]|from torch\S* import _|GOMP_para
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str]:
-    """By interface, what went wrong where it is missing."""
+    """Return the errors without each interface, by interface."""
     command = [sys.executable, "-m", "tests.flashrnn.without_private"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -27,17 +27,17 @@ def outcomes() -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("interface", CASES)
-def test_without_a_private_interface_results_are_the_same(outcomes, interface):
+def test_results_are_the_same_without_a_private_interface(outcomes, interface):
     assert outcomes[interface] == "", outcomes[interface]
 
 
-def test_private_interfaces_are_used_in_one_file():
+def test_private_interfaces_are_used_in_one_module_only():
     package = Path(flashrnn.__file__).parent
     users = [path.name for path in package.rglob("*.py") if PRIVATE.search(path.read_text())]
     assert users == ["_torch_private.py"]
 
 
-def test_a_function_is_applied_with_its_gradient():
+def test_fast_apply_has_gradients():
     class Double(torch.autograd.Function):
         @staticmethod
         def forward(ctx, factor: int, x: torch.Tensor) -> torch.Tensor:

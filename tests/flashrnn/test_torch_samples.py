@@ -1,4 +1,4 @@
-"""All that PyTorch's own tests try with nn.LSTM, nn.GRU and nn.RNN, through `FlashRNN.from_torch`."""
+"""The samples in PyTorch's own tests of nn.LSTM, nn.GRU and nn.RNN, run by `FlashRNN.from_torch`."""
 
 import pytest
 import torch
@@ -9,15 +9,15 @@ from flashrnn import FlashRNN
 from tests.flashrnn.networks import results
 from tests.tolerances import assert_close
 
-NETWORKS = {nn.LSTM: 32, nn.GRU: 16, nn.RNN: 32}  # samples of each, when this was written
+NETWORKS = {nn.LSTM: 32, nn.GRU: 16, nn.RNN: 32}  # smallest number of samples
 
 
 @pytest.fixture(scope="module")
 def samples():
-    """samples(nn.LSTM, dtype, training): what PyTorch's tests give to it."""
-    with pytest.MonkeyPatch.context() as patch:  # or the import would keep other tests from setting PyTorch's flags
+    """Return a function that returns PyTorch's samples for a network, dtype and training mode."""
+    with pytest.MonkeyPatch.context() as patch:  # otherwise, other tests could not set PyTorch's flags
         patch.setattr(torch.backends, "disable_global_flags", lambda: None)
-        from torch.testing._internal.common_modules import module_db  # which takes a second
+        from torch.testing._internal.common_modules import module_db  # takes a second
 
     def of(network, dtype, training):
         (info,) = (info for info in module_db if info.module_cls is network)

@@ -1,4 +1,4 @@
-"""Kernels compiled ahead of a run: afterwards calls of these sizes compile nothing."""
+"""After `warmup`, calls of these sizes compile nothing."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ LSTM, H100 = get_cell("lstm"), named_gpu("H100")
 
 @pytest.fixture
 def compiled(monkeypatch, tmp_path) -> list[str]:
-    """The kernels that are compiled, which takes no time; `build` finds them in a new cache."""
+    """Return a list of the compiled kernels. Compilation is faked, with a new cache folder."""
     entries = []
 
     def compile_(source, entry, arch):
@@ -37,7 +37,7 @@ def compiled(monkeypatch, tmp_path) -> list[str]:
 
 
 def forget() -> None:
-    """As in a new process."""
+    """Forget loaded kernels, as in a new process."""
     loaded = weight_gradient._kernel, short_gradients._kernel
     for cached in (build.build, kernel._compile_bucket, backend._chosen, backend._plan, *loaded):
         cached.cache_clear()
@@ -52,7 +52,7 @@ def forget() -> None:
         pytest.param(4, True, marks=pytest.mark.slow),
     ],
 )
-def test_a_training_call_finds_all_its_kernels(compiled, monkeypatch, steps, bidirectional):
+def test_training_call_compiles_nothing_after_warmup(compiled, monkeypatch, steps, bidirectional):
     steps_of = []
     sizes = {"heads": 1, "head_dim": 256, "batch": [16, 40], "bidirectional": bidirectional}
     assert warmup("lstm", **sizes, gpu="H100", progress=steps_of.append) == "cuda_fused"
@@ -77,19 +77,19 @@ def test_a_training_call_finds_all_its_kernels(compiled, monkeypatch, steps, bid
     assert compiled == []
 
 
-def test_backend_cuda_and_inference(compiled):
+def test_warmup_of_backend_cuda_for_inference(compiled):
     assert warmup("gru", head_dim=4096, batch=4, training=False, gpu="H100") == "cuda"
     assert compiled == ["flashrnn_stream_forward"]
 
 
-def test_on_the_cpu_the_first_call_compiles_nothing(monkeypatch):
+def test_call_on_the_cpu_compiles_nothing_after_warmup(monkeypatch):
     assert warmup("gru", heads=2, head_dim=12, batch=1, dtype=torch.float32, backend="cpu_fused") == "cpu_fused"
     monkeypatch.setattr(cpu_build, "_compiled", lambda *_: pytest.fail("compiled in a call"))
     inputs = random_inputs(get_cell("gru"), 3, 4, 2, 12, torch.float32)
     flashrnn(*inputs, function="gru", backend="cpu_fused")[0].sum().backward()
 
 
-def test_what_cannot_be_served_is_an_error():
+def test_unsupported_sizes_are_an_error():
     with pytest.raises(UnsupportedProblem, match=r"'cuda_fused': forward"):
         warmup(head_dim=4096, batch=1, gpu="H100", backend="cuda_fused")
     with pytest.raises(ValueError, match="'H1000'"):
@@ -100,7 +100,7 @@ def test_what_cannot_be_served_is_an_error():
         warmup(head_dim=64, batch=[8, 0])
 
 
-def test_the_command_shows_its_progress(compiled, capsys):
+def test_command_shows_progress(compiled, capsys):
     sizes = ["--batch", "1", "8", "--gpu", "A100"]
     assert main(["warmup", "--heads", "2", "--head-dim", "32", *sizes, "--inference"]) == 0
     *steps, end = capsys.readouterr().out.splitlines()

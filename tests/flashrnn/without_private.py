@@ -1,6 +1,6 @@
-"""Uses the package in processes whose PyTorch lacks one private interface each; prints what went wrong, as JSON.
+"""A program that uses the package without each of PyTorch's private interfaces, and prints the errors as JSON.
 
-A program: `python -m tests.flashrnn.without_private`. It imports PyTorch once and forks for every interface.
+`python -m tests.flashrnn.without_private` imports PyTorch once and forks a process for every interface.
 """
 
 import json
@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 import torch._decomp
-import torch._dynamo  # here once for all that transform or compile
+import torch._dynamo  # imported once for all child processes
 from torch._C._dynamo import eval_frame
 
 
 @contextmanager
 def lacking(owner: Any, name: str) -> Iterator[None]:
-    """While the package is imported; PyTorch itself needs it later."""
+    """A context without an interface, for the import of the package; PyTorch itself may need it later."""
     value = getattr(owner, name, None)
     if value is not None:
         delattr(owner, name)
@@ -30,7 +30,7 @@ def lacking(owner: Any, name: str) -> Iterator[None]:
 
 
 def check_calls() -> None:
-    """Results are those of the time loop written out, and so are gradients, in every way to ask for them."""
+    """Results and all kinds of gradients equal those of a plain loop."""
     from flashrnn import flashrnn, get_cell
     from tests.problems import plain_loop, random_inputs
 
@@ -51,7 +51,7 @@ def check_calls() -> None:
 
 
 def check_compiled() -> None:
-    """A compiled call is the call, forward and backward."""
+    """Compiled calls equal eager calls, forward and backward."""
     check_calls()
     from flashrnn import flashrnn, get_cell
     from tests.problems import random_inputs
@@ -63,7 +63,7 @@ def check_compiled() -> None:
 
 
 def check_forward_mode() -> None:
-    """Calls are right, and a forward-mode derivative is refused as ever."""
+    """Calls are correct, and forward-mode derivatives are an error."""
     import flashrnn._torch_private as private
 
     private.forward_ad = SimpleNamespace()
@@ -81,7 +81,7 @@ def check_forward_mode() -> None:
 
 
 def check_stream() -> None:
-    """The current stream is the one that PyTorch's public function names."""
+    """The current stream is that of PyTorch's public function."""
     check_calls()
     import flashrnn._torch_private as private
 
@@ -90,7 +90,7 @@ def check_stream() -> None:
 
 
 def check_device() -> None:
-    """The current GPU is the one that PyTorch's public function names."""
+    """The current GPU is that of PyTorch's public function."""
     check_calls()
     import flashrnn._torch_private as private
 
@@ -108,7 +108,7 @@ def check_copies() -> None:
 
 
 def check_mark() -> None:
-    """A compiler that does not know the mark adds no units to a head, where it cannot ask the solver."""
+    """Without the mark, compiled calls do not pad heads, because the solver cannot run in the compiler."""
     from flashrnn import dispatch, get_cell
 
     del dispatch.padding._dynamo_marked_constant
@@ -121,7 +121,7 @@ def check_mark() -> None:
 
 
 def check_cudnn() -> None:
-    """No layer runs by cuDNN, also where PyTorch has it."""
+    """No layer runs by cuDNN, even if PyTorch has it."""
     from flashrnn._torch_private import CudnnRnn
 
     torch.backends.cudnn.is_available = lambda: True
@@ -133,7 +133,7 @@ def check_cudnn() -> None:
 
 
 def check_openmp() -> None:
-    """The CPU's kernels run on threads of their own."""
+    """Kernels for the CPU run on a thread pool."""
     from flashrnn.cpu import threads
 
     assert threads._openmp is None
@@ -141,7 +141,7 @@ def check_openmp() -> None:
 
 
 def check_untraceable() -> None:
-    """Cells have no graphs, and steps run as they are."""
+    """Cells have no graphs, and backend `vanilla` runs their steps directly."""
     from flashrnn import get_cell
     from flashrnn.cells.trace import untraceable
 
@@ -150,7 +150,7 @@ def check_untraceable() -> None:
 
 
 def check_decompositions() -> None:
-    """Operators that consist of simpler ones are traced by what PyTorch's exporter knows of them."""
+    """Composite operators are traced by the decompositions of PyTorch's exporter."""
     with lacking(torch._decomp, "decomposition_table"):
         from flashrnn import get_cell
         from flashrnn.cells.trace import untraceable
@@ -181,7 +181,7 @@ CASES = {
 
 
 def outcome(missing: AbstractContextManager, check: Callable[[], None]) -> str:
-    """What goes wrong in a child process of its own; nothing if nothing does."""
+    """Run a check in a child process; return the error, or an empty string."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

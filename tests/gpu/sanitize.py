@@ -1,8 +1,8 @@
-"""Small cases of the kernels under compute-sanitizer, which comes with CUDA's toolkit: `python -m tests.gpu.sanitize`.
+"""Run small cases of the kernels under compute-sanitizer of CUDA's toolkit: `python -m tests.gpu.sanitize`.
 
-A line for each case that fails, with the file of what the tool said. The cases of a group, which is a backend or the
-kernels of decoding, share a process; where the tool reports something, each has one of its own, because the first error
-ends what a process can do on its GPU.
+It prints a line for each failed case with the file of the tool's output. The cases of a group (a backend, or the
+kernels of decoding) share a process. If the tool reports an error, each case runs again in its own process, because a
+process cannot use the GPU after the first error.
 """
 
 import argparse
@@ -41,15 +41,15 @@ SIZES = (  # one block, clusters, grids
     Case(get_cell("layernorm_lstm"), B=9, T=4, N=1, D=256, reset=True),
     Case(get_cell("layernorm_gru"), B=9, T=4, N=1, D=1024),
     Case(get_cell("lstm"), B=8, T=130, N=2, D=128),  # d_R overlaps with the loop
-    Case(get_cell("lstm"), B=5, T=4, N=2, D=63),  # rows are padded to an even size and cut again
+    Case(get_cell("lstm"), B=5, T=4, N=2, D=63),  # heads are padded to an even size and truncated again
 )
 DECODING = "decoding"
-DECODED = (  # T steps of a model of two blocks
+DECODED = (  # T steps of a model with two blocks
     Case(get_cell("lstm"), B=3, T=2, N=2, D=32),
     Case(get_cell("slstm"), B=11, T=2, N=1, D=64),
     Case(get_cell("gru"), B=2, T=2, N=2, D=32),
     Case(get_cell("layernorm_lstm"), B=3, T=2, N=2, D=32),
-    Case(get_cell("lstm"), B=20, T=2, N=2, D=32),  # more than 8 in float32, where no kernel serves it
+    Case(get_cell("lstm"), B=20, T=2, N=2, D=32),  # batches above 8 are not supported in float32
     Case(get_cell("layernorm_gru"), B=33, T=1, N=1, D=64),
 )
 GROUPS = (*BACKENDS, DECODING)
@@ -58,7 +58,7 @@ _PRODUCT, _OF_ONE_HEAD = products._product, products._of_one_head
 
 
 def sanitize(tool: str, group: str, folder: Path) -> list[str]:
-    """Return what went wrong, if anything."""
+    """Return the errors of a tool in a group of cases."""
     numbers = [number for number, case in enumerate(CASES) if case[0] == group]
     if _sanitize(tool, numbers, folder / f"{tool}-{group}.txt"):
         return []
@@ -68,9 +68,9 @@ def sanitize(tool: str, group: str, folder: Path) -> list[str]:
 
 
 def _sanitize(tool: str, numbers: list[int], log: Path) -> bool:
-    """Return whether the tool finds these cases clean."""
+    """Return whether the tool reports no error in these cases."""
     options = ["--tool", tool, "--kernel-name", "kns=flashrnn", "--report-api-errors", "no", "--error-exitcode", "1"]
-    if tool == "synccheck":  # a cluster has more mbarriers than it reckons with
+    if tool == "synccheck":  # it expects fewer mbarriers than a cluster has
         options += ["--num-cuda-barriers", "8192"]
     command = [sys.executable, "-m", "tests.gpu.sanitize", "--numbers", *map(str, numbers)]
     with log.open("w") as file:
@@ -79,7 +79,7 @@ def _sanitize(tool: str, numbers: list[int], log: Path) -> bool:
 
 
 def run(number: int) -> None:
-    """Run a case on the GPU, as far as that serves it."""
+    """Run a case on the GPU if the GPU supports it."""
     group, case, dtype = CASES[number]
     print(group, case, dtype, flush=True)
     device = torch.device("cuda:0")
@@ -91,7 +91,7 @@ def run(number: int) -> None:
 
 
 def train(backend: str, case: Case, dtype: torch.dtype, device: torch.device) -> None:
-    """Run forward and backward of a backend."""
+    """Run the forward and backward pass of a backend."""
     inputs = inputs_for(backend, case, dtype, device)
     reset = random_reset(case.B, case.T).to(device) if case.reset else None
     with products_in_float32():
@@ -99,7 +99,7 @@ def train(backend: str, case: Case, dtype: torch.dtype, device: torch.device) ->
 
 
 def decode(case: Case, dtype: torch.dtype, device: torch.device) -> None:
-    """Run steps of language models, the choice of a token, and an addition to the residual stream with its norms."""
+    """Run steps of language models, `choose` and `add_norm`."""
     models = [random_model(case.cell, case.N, case.D, 2, case.B, dtype, int8=int8) for int8 in (False, True)]
     models = [placed(model, device) for model in models]
     reasons = [decoding.unsupported_reason(model) for model in models]
@@ -115,7 +115,7 @@ def decode(case: Case, dtype: torch.dtype, device: torch.device) -> None:
 
 
 def run_steps(model: decoding.ResidualModel, steps: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Run steps that return logits and steps that choose tokens; return the last logits and the keys of draws."""
+    """Run steps with logits and steps with chosen tokens; return the last logits and the random keys."""
     batch, dtype = model.blocks[0].states.shape[1], model.embedding.dtype
     step, tokens = decoding.ModelStep(model), torch.zeros(batch, dtype=torch.int64, device=device)
     logits, chosen = torch.empty(batch, len(model.head), dtype=dtype, device=device), torch.empty_like(tokens)
@@ -138,8 +138,10 @@ def placed(model: decoding.ResidualModel, device: torch.device) -> decoding.Resi
 
 
 def products_in_float32() -> AbstractContextManager:
-    """Compute d_R in float32: racecheck fails within cuBLAS's kernels for half types on an H200, though told to leave
-    them alone."""
+    """A context that computes d_R in float32.
+
+    On an H200, racecheck fails in cuBLAS's kernels for half types, even if they are excluded.
+    """
     return patch.multiple(products, _product=_product_in_float32, _of_one_head=_of_one_head_in_float32)
 
 
@@ -163,7 +165,7 @@ def main() -> None:
             run(number)
         return
     if shutil.which("compute-sanitizer") is None:
-        sys.exit("error: there is no compute-sanitizer on the PATH; it comes with CUDA's toolkit")
+        sys.exit("error: compute-sanitizer, which comes with CUDA's toolkit, is not on the PATH")
     options.out.mkdir(parents=True, exist_ok=True)
     asked = [(tool, group, options.out) for tool in options.tools for group in GROUPS]
     with ThreadPoolExecutor(options.jobs) as pool:

@@ -1,4 +1,4 @@
-"""The kernels of an A100, on a later GPU: its tilings, and code for sm_80 that the driver translates."""
+"""The kernels of an A100 on a newer GPU, with its tilings, and PTX of sm_80 that the driver compiles."""
 
 import pytest
 import torch
@@ -46,5 +46,5 @@ def a100(monkeypatch, tmp_path):
     ],
     ids=str,
 )
-def test_the_correctness_suite(a100, case, backend_name, dtype):
+def test_correctness_suite(a100, case, backend_name, dtype):
     check(backend_name, case, dtype, "cuda:0")

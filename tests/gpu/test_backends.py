@@ -1,4 +1,4 @@
-"""The correctness suite on a GPU, for every backend that runs there."""
+"""The correctness suite on a GPU, for every backend."""
 
 import itertools
 
@@ -48,7 +48,7 @@ def test_other_dtypes(backend, case, dtype):
 
 @pytest.mark.parametrize("case", [*CELL_CASES, *RESET_CASES, *SIZE_CASES, *LAYOUT_CASES], ids=str)
 @pytest.mark.parametrize("backend", ON_GPU)
-def test_h_alone(backend, case):
+def test_h_without_other_states(backend, case):
     check(backend, case, torch.bfloat16, "cuda:0", flashrnn)
 
 
@@ -63,11 +63,11 @@ def test_other_dtypes_of_normalised_cells(backend, cell, dtype):
     ("case", "dtype"),
     [
         *itertools.product(HOISTED_CASES, (torch.bfloat16, torch.float16)),
-        *((case, torch.float32) for case in HOISTED_CASES if case.D <= 256),  # larger ones do not fit on the chip
+        *((case, torch.float32) for case in HOISTED_CASES if case.D <= 256),  # larger heads do not fit on the chip
     ],
     ids=str,
 )
-def test_inputs_that_are_normalised_before_the_loop(case, dtype):
+def test_hoisted_normalisation(case, dtype):
     assert hoisting.serves(case.cell, "cuda_fused", dtype, torch.device("cuda:0"), case.T, case.N, case.D)
     check("cuda_fused", case, dtype, "cuda:0")
 
@@ -76,18 +76,18 @@ def test_inputs_that_are_normalised_before_the_loop(case, dtype):
 @pytest.mark.parametrize("D", [64, 256])
 @pytest.mark.parametrize("cell", LAYERNORM, ids=cell_name)
 @pytest.mark.parametrize("backend", ON_GPU)
-def test_units_that_are_all_equal_are_normalised_to_zero(backend, cell, D, dtype):
+def test_equal_units_are_normalised_to_zero(backend, cell, D, dtype):
     check(backend, Case(cell, N=1, D=D), dtype, "cuda:0", change=equal_units)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_inputs_that_are_all_equal_are_normalised_to_zero_before_the_loop(dtype):
+def test_equal_inputs_are_normalised_to_zero_before_the_loop(dtype):
     check("cuda_fused", Case(LAYERNORM[0], T=40, N=1, D=256), dtype, "cuda:0", change=equal_units)
 
 
 @pytest.mark.parametrize("D", [64, 256])
 @pytest.mark.parametrize("backend", ON_GPU)
-def test_a_state_is_normalised_as_exactly_as_it_is_computed(backend, D):
+def test_states_that_are_normalised_are_stored_exactly(backend, D):
     check(backend, Case(LAYERNORM[0], N=1, D=D), torch.bfloat16, "cuda:0", flashrnn, large_mean_of_c)
 
 
@@ -95,18 +95,18 @@ def test_a_state_is_normalised_as_exactly_as_it_is_computed(backend, D):
 @pytest.mark.parametrize("D", [64, 256, 1024])
 @pytest.mark.parametrize("cell", ["gru", "slstm"])
 @pytest.mark.parametrize("backend", ON_GPU)
-def test_no_states(backend, cell, D, T):
+def test_missing_states_are_zeros(backend, cell, D, T):
     check_no_states(backend, Case(get_cell(cell), T=T, N=1, D=D), torch.bfloat16, "cuda:0")
 
 
 @pytest.mark.parametrize("backend", ON_GPU)
-def test_numbers_beyond_float16(backend):
+def test_gradients_with_numbers_beyond_float16(backend):
     check_numbers_beyond_float16(backend, "cuda")
 
 
 @pytest.mark.parametrize("D", [64, 63])
 @pytest.mark.parametrize("backend", ON_GPU)
-def test_a_graph_that_is_retained_gives_equal_gradients_again(backend, D):
+def test_retained_graph_gives_the_same_gradients_again(backend, D):
     inputs = inputs_for(backend, Case(N=1, D=D), torch.bfloat16, torch.device("cuda"))
     h, _ = flashrnn(*inputs, backend=backend)
     loss = h.float().square().sum()

@@ -1,4 +1,4 @@
-"""The kernel that chooses tokens, as the operators of a sampler do."""
+"""The kernel that chooses tokens, compared with the operators of a sampler."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
     ids=str,
 )
 @pytest.mark.parametrize("classes", [1000, 50257, 130_000])
-def test_tokens_are_those_of_operators(settings, classes):
+def test_tokens_equal_those_of_operators(settings, classes):
     rows, device, params = 40, torch.device("cuda"), SamplingParams(**{"sample": True} | settings)
     kernel, operators = (Sampler(params, rows, classes, device) for _ in range(2))
     for one in (kernel, operators):
@@ -39,8 +39,8 @@ def test_tokens_are_those_of_operators(settings, classes):
     assert cursor.item() == 4
 
 
-def test_probabilities_of_bfloat16_are_those_of_its_logits():
-    """Many of which are equal, by the chi-squared statistic of 20,000 draws."""
+def test_drawn_classes_have_the_probabilities_of_the_logits():
+    """Many logits in bfloat16 are equal. Checks the chi-squared statistic of 20,000 draws."""
     rows, classes, params = 20_000, 300, SamplingParams(sample=True, temperature=0.8)
     sampler = Sampler(params, rows, classes, torch.device("cuda"))
     sampler.begin(range(rows), None)

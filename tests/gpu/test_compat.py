@@ -1,4 +1,4 @@
-"""FlashRNN 1.0.8's calls on a GPU, by the backends that have its kernels' names."""
+"""Calls of FlashRNN 1.0.8 on a GPU, by the backends with its names."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ DEVICE = "cuda"
 @pytest.mark.parametrize("layouts", [AXES, *OTHERS], ids=lambda layouts: "-".join(layouts.values()))
 @pytest.mark.parametrize("backend", ["cuda_fused", "cuda", "triton_fused"])
 @pytest.mark.parametrize("function", ["lstm", "gru"])
-def test_kernels_in_every_layout(function, backend, layouts):
+def test_kernels_in_all_layouts(function, backend, layouts):
     call = Call(*(x.to(DEVICE) for x in random_call(function, torch.bfloat16, D=32))).permuted(layouts)
     config = nxai.FlashRNNConfig(backend, function, **layouts)
     exact = nxai.FlashRNNConfig("vanilla", function, **layouts)

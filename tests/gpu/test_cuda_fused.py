@@ -1,4 +1,4 @@
-"""What users of the CUDA kernels rely on besides right results."""
+"""Properties of the CUDA kernels besides correct results: reproducibility, streams, CUDA graphs, memory."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -46,13 +46,13 @@ def test_reruns_are_bitwise_equal(backend, D):
 @pytest.mark.parametrize("time_major", [False, True])
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("D", [200, 254])
-def test_gates_of_heads_that_would_share_cache_lines(cell, D, time_major):
+def test_gates_padded_to_whole_cache_lines(cell, D, time_major):
     case = Case(get_cell(cell), B=11, T=9, N=3, D=D, reset=time_major, time_major=time_major)
     check("cuda_fused", case, torch.bfloat16, "cuda:0")
 
 
 @pytest.mark.parametrize(("N", "D", "B"), [(12, 64, 16), (1, 768, 16), (1, 768, 64)], ids=str)
-def test_nothing_is_copied_or_filled_around_the_kernels(N, D, B):
+def test_call_runs_no_copy_or_fill_kernels(N, D, B):
     case = Case(B=B, T=32, N=N, D=D, time_major=True)
     Wx, R, b, _ = inputs_for("cuda_fused", case, torch.bfloat16, torch.device("cuda", 0))
     d_h = torch.randn(32, B, N, D, device="cuda", dtype=torch.bfloat16).transpose(0, 1)
@@ -73,7 +73,7 @@ def test_nothing_is_copied_or_filled_around_the_kernels(N, D, B):
 
 
 @both_backends
-def test_a_compiled_layer_gives_the_same_results_under_autocast(backend):
+def test_compiled_layer_equals_the_eager_layer_under_autocast(backend):
     torch.manual_seed(0)
     layer = FlashRNN(64, 128, num_heads=2, function="slstm", batch_first=True, device="cuda", backend=backend)
     compiled = torch.compile(layer, fullgraph=True)
@@ -88,7 +88,7 @@ def test_a_compiled_layer_gives_the_same_results_under_autocast(backend):
 
 
 @both_backends
-def test_two_streams_at_once_for_a_long_time(backend):
+def test_many_concurrent_calls_on_two_streams(backend):
     small, wide = on_gpu(backend, 8, 16, 2, 64), on_gpu(backend, 8, 16, 1, 512)
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     expected = [flashrnn(*inputs, backend=backend)[0].detach() for inputs in (small, wide)]
@@ -105,8 +105,8 @@ def test_two_streams_at_once_for_a_long_time(backend):
     assert torch.equal(last, expected[1])
 
 
-def test_a_thread_that_has_not_used_the_gpu():
-    """Where memory comes from PyTorch's cache, the kernel's launch is the first that the driver hears of it."""
+def test_new_thread_can_launch_kernels():
+    """If PyTorch's cache provides the memory, the launch is the thread's first call of the driver."""
     inputs = on_gpu("cuda_fused", B=3, T=5, N=2, D=64)
     expected = flashrnn(*inputs)[0].clone()
     with ThreadPoolExecutor(1) as thread:
@@ -115,7 +115,7 @@ def test_a_thread_that_has_not_used_the_gpu():
 
 @pytest.mark.parametrize("D", [64, 1024])
 @both_backends
-def test_a_cuda_graph_captures_forward_and_backward(backend, D):
+def test_cuda_graph_captures_forward_and_backward(backend, D):
     inputs = on_gpu(backend, 8, 50, 1, D)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -136,7 +136,7 @@ def test_a_cuda_graph_captures_forward_and_backward(backend, D):
         assert torch.equal(d_Wx, expected)
 
 
-def test_a_cuda_graph_captures_a_call_without_states_whose_zeros_nobody_has_made():
+def test_cuda_graph_captures_a_first_call_without_states():
     Wx, R, b, states = on_gpu("cuda_fused", 64, 20, 1, 768)
     stream, zero = torch.cuda.Stream(), torch.zeros_like(states)
     stream.wait_stream(torch.cuda.current_stream())
@@ -150,7 +150,7 @@ def test_a_cuda_graph_captures_a_call_without_states_whose_zeros_nobody_has_made
     with torch.cuda.graph(graph):
         captured = flashrnn(Wx, R, b, None, LSTM, "cuda_fused")[0]
         (d_Wx,) = torch.autograd.grad(captured, Wx, d_h)
-    filler = [torch.full((2**18,), torch.nan, device="cuda") for _ in range(64)]  # where freed zeros could have been
+    filler = [torch.full((2**18,), torch.nan, device="cuda") for _ in range(64)]  # overwrites freed zeros
     for _ in range(2):
         graph.replay()
         assert torch.equal(captured, h)
@@ -158,23 +158,23 @@ def test_a_cuda_graph_captures_a_call_without_states_whose_zeros_nobody_has_made
     assert len(filler) == 64
 
 
-def test_zeros_of_initial_states_are_memory_of_pytorch_which_it_gets_back():
+def test_zeros_of_initial_states_are_allocated_and_freed_by_pytorch():
     Wx, R, b, _ = on_gpu("cuda_fused", 64, 4, 1, 768)
     launch._cached_zeros.cache_clear()
     before = torch.cuda.memory_allocated()
     with torch.no_grad():
         flashrnn(Wx, R, b, None, LSTM, "cuda_fused")
-    assert torch.cuda.memory_allocated() == before + 2**20  # 64 x 768 x 2 states x 4 bytes are less
+    assert torch.cuda.memory_allocated() == before + 2**20  # at least 64 x 768 x 2 states x 4 bytes
     launch._cached_zeros.cache_clear()
     assert torch.cuda.memory_allocated() == before
 
 
-def test_a_layer_compiled_to_cuda_graphs_makes_its_zeros_outside_of_their_memory():
+def test_layer_compiled_to_cuda_graphs_equals_the_eager_layer():
     torch.manual_seed(0)
     layer = FlashRNN(64, 128, num_heads=2, batch_first=True, device="cuda", dtype=torch.bfloat16, backend="cuda_fused")
     compiled = torch.compile(layer, fullgraph=True, mode="reduce-overhead")
     launch._cached_zeros.cache_clear()
-    for _ in range(4):  # as it is, warming up, captured, replayed
+    for _ in range(4):  # eager, warm-up, capture, replay
         x = torch.randn(4, 33, 64, device="cuda", dtype=torch.bfloat16)
         torch.compiler.cudagraph_mark_step_begin()
         out, expected = compiled(x)[0], layer(x)[0]
@@ -200,15 +200,15 @@ def test_a_layer_compiled_to_cuda_graphs_makes_its_zeros_outside_of_their_memory
         ("gru", 6, 128, 16, torch.float32),
         ("lstm", 3, 256, 16, torch.float32),
         ("gru", 1, 768, 16, torch.float32),  # three tiles in turns
-        ("lstm", 1, 768, 16, torch.float32),  # four
+        ("lstm", 1, 768, 16, torch.float32),  # four tiles in turns
     ],
 )
-def test_overlapped_d_R_is_that_after_the_loop(monkeypatch, function, N, D, B, dtype, reset, time_major):
+def test_overlapped_d_R_equals_d_R_after_the_loop(monkeypatch, function, N, D, B, dtype, reset, time_major):
     case = Case(get_cell(function), B=B, T=1000, N=N, D=D, time_major=time_major)
     inputs = inputs_for("cuda_fused", case, dtype, torch.device("cuda", 0))
     resets = random_reset(B, 1000).cuda() if reset else None
 
-    # What an earlier call has left in memory is wrong for the next one, and exactly so.
+    # With another scale, reading memory of an earlier call gives wrong results, which the exact comparison detects.
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
         first, second, again = (_d_R(inputs, function, scale, resets) for scale in (1, -2, 1))
         torch.cuda.synchronize()
@@ -222,7 +222,7 @@ def test_overlapped_d_R_is_that_after_the_loop(monkeypatch, function, N, D, B, d
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("time_major", [False, True])
-def test_the_overlapped_kernel_against_float64(dtype, time_major):
+def test_overlapped_kernel_equals_float64(dtype, time_major):
     torch.manual_seed(0)
     B, T, N, D, producers = 16, 1000, 12, 64, 96
     outer = (T, B) if time_major else (B, T)
@@ -233,7 +233,7 @@ def test_the_overlapped_kernel_against_float64(dtype, time_major):
     spec = KernelSpec("backward", LSTM, N, D, B, dtype, named_gpu("H200"), Variant(reset=True))
     tiling = concurrent_gradient.overlapped(spec, producers)
     concurrent = concurrent_gradient.ConcurrentGradient(spec, tiling, producers, h, None, reset)
-    concurrent.progress.fill_(producers)  # there is no loop to wait for
+    concurrent.progress.fill_(producers)  # the kernel does not wait, because there is no loop
     expected = weight_gradient_of_states(LSTM, d_Wx.double(), d_u.double(), h.double(), None, reset)
     assert_close({"d_R": concurrent(d_Wx, d_u)}, {"d_R": expected}, dtype)
 
@@ -243,7 +243,7 @@ def _d_R(inputs: Inputs, function: str, scale: float, reset: torch.Tensor | None
     return torch.autograd.grad(h, inputs.R, torch.full_like(h, scale))[0]
 
 
-def test_two_streams_overlap_d_R_with_their_loops_for_a_long_time():
+def test_many_overlapped_d_R_on_two_streams():
     problems = [on_gpu("cuda_fused", 16, 128, *sizes) for sizes in ((12, 64), (1, 768))]
     expected, streams = [_d_R(inputs, "lstm", 1) for inputs in problems], [torch.cuda.Stream(), torch.cuda.Stream()]
     torch.cuda.synchronize()
@@ -258,7 +258,7 @@ def test_two_streams_overlap_d_R_with_their_loops_for_a_long_time():
 
 
 @pytest.mark.parametrize(("N", "D"), [(12, 64), (1, 768)])  # clusters, a grid
-def test_a_cuda_graph_captures_overlapped_d_R(N, D):
+def test_cuda_graph_captures_overlapped_d_R(N, D):
     inputs = on_gpu("cuda_fused", 16, 256, N, D)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""Steps of a language model in one launch: against float64, and the text that they make."""
+"""Steps of a language model in one launch: compared with float64, and the generated text."""
 
 import copy
 from functools import partial
@@ -53,7 +53,7 @@ def build(function, heads, d, dtype, classes=1001, kind=SequenceModel):
         ("layernorm_gru", 12, 768, torch.bfloat16, 20),
     ],
 )
-def test_steps_are_those_of_float64(function, heads, d, dtype, batch):
+def test_steps_equal_float64(function, heads, d, dtype, batch):
     model = build(function, heads, d, dtype)
     exact = build(function, heads, d, dtype).double()
     with torch.inference_mode():
@@ -81,7 +81,7 @@ def test_steps_are_those_of_float64(function, heads, d, dtype, batch):
         ("layernorm_lstm", 12, torch.bfloat16, 64),
     ],
 )
-def test_steps_with_weights_in_8_bits_are_those_of_float64(function, heads, dtype, batch):
+def test_steps_with_8_bit_weights_equal_float64(function, heads, dtype, batch):
     model = build(function, heads, 768, dtype)
     quantize(model)
     exact = copy.deepcopy(model).double()
@@ -98,21 +98,21 @@ def test_steps_with_weights_in_8_bits_are_those_of_float64(function, heads, dtyp
 
 @pytest.mark.parametrize("function", ["lstm", "slstm", "gru"])
 @pytest.mark.parametrize("batch", [1, 5])
-def test_greedy_tokens_in_float32_are_those_of_transformers(function, batch):
+def test_greedy_tokens_in_float32_equal_transformers(function, batch):
     model = build(function, 4, 256, torch.float32, kind=FlashRNNForCausalLM)
     ids = torch.randint(1, 1001, (batch, 9), device="cuda")
     mask = torch.ones_like(ids)
     mask[-1, :4] = 0
     options = {"attention_mask": mask, "max_new_tokens": 60, "do_sample": False, "pad_token_id": 0}
     found = model.generate(ids, **options)
-    hook = model.model.register_forward_hook(lambda *_: None)  # which a Decoder does not serve
+    hook = model.model.register_forward_hook(lambda *_: None)  # a Decoder does not support hooks
     expected = model.generate(ids, **options)
     hook.remove()
     assert torch.equal(found, expected)
 
 
-def test_sampled_text_depends_on_the_seed_alone():
-    """Whether operators draw its tokens, as of 40 sequences, or the kernel of the step."""
+def test_sampled_text_depends_only_on_the_seed():
+    """Operators draw the tokens of 40 sequences, and the kernel those of a few."""
     model = build("lstm", 4, 256, torch.float32, kind=FlashRNNForCausalLM)
     ids = torch.randint(1, 1001, (40, 9), device="cuda")
     texts = []
@@ -137,7 +137,7 @@ def test_kernels_of_the_first_tokens_are_compiled_ahead(monkeypatch, tmp_path):
     assert sorted(entries) == ["flashrnn_add_norm", "flashrnn_forward", "flashrnn_step"]
 
 
-def test_what_a_step_does_not_serve_has_none():
+def test_unsupported_models_have_no_fused_step():
     model = build("lstm", 4, 1152, torch.float32)
     with torch.inference_mode():
         _, states = model.read(torch.zeros(1, 3, dtype=torch.int64, device="cuda"))
@@ -145,8 +145,8 @@ def test_what_a_step_does_not_serve_has_none():
 
 
 @pytest.mark.parametrize(("function", "heads", "dtype"), [("lstm", 4, torch.bfloat16), ("gru", 1, torch.float32)])
-def test_prompts_are_read_as_by_float64(function, heads, dtype):
-    """With logits whose number is not a multiple of eight, and a reset."""
+def test_logits_of_prompts_equal_float64(function, heads, dtype):
+    """The number of logits is not a multiple of eight, and there is a reset."""
     model, exact = build(function, heads, 256, dtype), build(function, heads, 256, dtype).double()
     ids, reset = torch.randint(1001, (3, 40), device="cuda"), torch.zeros(3, 40, dtype=torch.bool, device="cuda")
     reset[1, 7] = True
@@ -160,8 +160,8 @@ def test_prompts_are_read_as_by_float64(function, heads, dtype):
 
 
 @pytest.mark.parametrize("length", [77, 1024, 1500])
-def test_prompts_are_read_by_graphs_as_by_float64(length):
-    """The first time without a graph, the second time while it is captured; also after other tokens."""
+def test_logits_of_prompts_by_cuda_graphs_equal_float64(length):
+    """The first call runs without a graph, the second one captures it; also after other tokens."""
     model = build("lstm", 4, 256, torch.float32, kind=FlashRNNForCausalLM)
     exact, ids = copy.deepcopy(model).double().model, torch.randint(1001, (1, length), device="cuda")
     with torch.no_grad():
@@ -176,11 +176,11 @@ def test_prompts_are_read_by_graphs_as_by_float64(length):
             assert relative_error(logits, expected) < BOUNDS[torch.float32]
 
 
-def test_texts_of_a_large_batch_are_those_of_transformers():
+def test_texts_of_a_large_batch_equal_transformers():
     model = build("lstm", 4, 256, torch.float32, kind=FlashRNNForCausalLM)
     ids = torch.randint(1, 1001, (40, 9), device="cuda")
     found = model.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=0)
-    hook = model.model.register_forward_hook(lambda *_: None)  # which a Decoder does not serve
+    hook = model.model.register_forward_hook(lambda *_: None)  # a Decoder does not support hooks
     expected = model.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=0)
     hook.remove()
     assert torch.equal(found, expected)
@@ -189,7 +189,7 @@ def test_texts_of_a_large_batch_are_those_of_transformers():
 def test_memory_does_not_grow_with_the_prompt():
     model = build("lstm", 4, 256, torch.bfloat16, kind=FlashRNNForCausalLM)
     peaks = []
-    for length in (1, 1024, 16384):  # the first call takes what a process takes once
+    for length in (1, 1024, 16384):  # the first call includes what a process allocates once
         ids = torch.randint(1, 1001, (1, length), device="cuda")
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -200,9 +200,11 @@ def test_memory_does_not_grow_with_the_prompt():
 
 
 @pytest.mark.parametrize(("batches", "streams"), [((1, 1, 1), 1), ((70, 1, 130, 200), 3)])
-def test_streams_share_workspaces_of_cublas(batches, streams):
-    """Beside the caller's stream, prompts and warm-ups share one, and captures another: the workspace of a further one
-    would be kept for good."""
+def test_streams_share_cublas_workspaces(batches, streams):
+    """Prompts and warm-ups share one stream, captures another one, besides the caller's.
+
+    The workspace of a further stream would never be freed.
+    """
     model = build("lstm", 4, 256, torch.bfloat16, kind=FlashRNNForCausalLM)
     free_cublas_workspaces()
     before = torch.cuda.memory_allocated()
@@ -213,7 +215,7 @@ def test_streams_share_workspaces_of_cublas(batches, streams):
 
 
 def workspaces():
-    """Pool and address of every tensor as large as a workspace of cuBLAS on Hopper."""
+    """Return pool and address of all blocks at least as large as a cuBLAS workspace on Hopper."""
     return {
         (tuple(segment["segment_pool_id"]), block["address"])
         for segment in torch.cuda.memory_snapshot()
@@ -222,13 +224,13 @@ def workspaces():
     }
 
 
-def test_graphs_have_workspaces_of_their_own():
-    """PyTorch's compiler frees those that streams have outside of graphs' pools, whose memory others then take."""
+def test_cuda_graphs_have_their_own_workspaces():
+    """PyTorch's compiler frees workspaces outside of graph pools, and their memory is then reused."""
     model = build("lstm", 12, 768, torch.bfloat16, kind=FlashRNNForCausalLM)
     ids = torch.randint(1, 1001, (1, 1024), device="cuda")
     free_cublas_workspaces()
     before = workspaces()
-    for _ in range(2):  # the first is not captured
+    for _ in range(2):  # the first call is not captured
         model.generate(ids, max_new_tokens=10, do_sample=False, pad_token_id=0)
     pools = {pool for pool, _ in workspaces() - before}
     assert len(pools) == 1

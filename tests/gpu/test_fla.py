@@ -1,4 +1,4 @@
-"""Layers of flash-linear-attention as mixers: what any mixer does, to the rounding of bfloat16."""
+"""Layers of flash-linear-attention as mixers, within the rounding errors of bfloat16."""
 
 from functools import partial
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ pytest.importorskip("fla")
 pytestmark = pytest.mark.gpu
 
 B, T, d = 3, 20, 64
-BOUND = 2e-2  # of a relative norm: bfloat16 rounds at 2^-8, several times in a layer
+BOUND = 2e-2  # relative error: several roundings of bfloat16 (2^-8) in a layer
 
 
 def mixers():
@@ -35,10 +35,10 @@ def build(request):
 
 @pytest.fixture
 def build_trained(build):
-    """A mixer to compute gradients of."""
+    """Return a function that builds a mixer with correct gradients, or skip the test."""
     if not _gradients_are_right():
         pytest.skip(
-            "on Hopper, flash-linear-attention refuses gradients of gated deltas by Triton 3.4 to 3.7.0 (its #640)"
+            "flash-linear-attention computes no gradients of gated deltas on Hopper with Triton 3.4 to 3.7.0 (its #640)"
         )
     return build
 
@@ -72,7 +72,7 @@ def test_pieces_equal_the_whole(build, x, lengths):
         assert relative(ours.float(), expected.float()) < BOUND
 
 
-def test_zeros_are_the_state_before_the_first_token(build, x):
+def test_initial_state_is_zero(build, x):
     mixer = build(d).cuda().eval()
     with torch.no_grad():
         expected, state = mixer(x)
@@ -80,7 +80,7 @@ def test_zeros_are_the_state_before_the_first_token(build, x):
     assert relative(y, expected) < BOUND
 
 
-def test_a_document_is_computed_as_if_alone(build, x):
+def test_documents_do_not_affect_each_other(build, x):
     mixer = build(d).cuda().eval()
     reset = torch.zeros(B, T, dtype=torch.bool, device="cuda")
     reset[:, 7] = True
@@ -90,7 +90,7 @@ def test_a_document_is_computed_as_if_alone(build, x):
     assert relative(together[:, 7:], alone) < BOUND
 
 
-def test_every_parameter_learns(build_trained, x):
+def test_every_parameter_has_a_gradient(build_trained, x):
     mixer = build_trained(d).cuda()
     mixer(x)[0].square().sum().backward()
     assert [name for name, p in mixer.named_parameters() if p.grad is None or not p.grad.any()] == []
@@ -104,7 +104,7 @@ def test_gradients_pass_through_states(build_trained, x):
     assert all(p.grad is not None for p in mixer.parameters())
 
 
-def test_generates_on_static_buffers(build):
+def test_generation_on_static_buffers(build):
     model = SequenceModel(20, build, d_model=d, num_blocks=2).cuda().eval()
     ids = torch.randint(20, (2, 7), device="cuda", generator=torch.Generator("cuda").manual_seed(2))
     logits, states = model.read(ids)
@@ -115,4 +115,4 @@ def test_generates_on_static_buffers(build):
     with torch.no_grad():
         expected = model(text)[:, 6:-1]
     of_chosen = expected.gather(2, text[:, 7:, None]).squeeze(2)
-    assert (expected.amax(2) - of_chosen).max() < 0.05  # the likeliest, or as likely to the rounding of bfloat16
+    assert (expected.amax(2) - of_chosen).max() < 0.05  # the likeliest token, within the rounding errors of bfloat16

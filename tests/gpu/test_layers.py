@@ -1,4 +1,4 @@
-"""FlashRNN in place of PyTorch's networks on a GPU: every way that a layer can take gives their results."""
+"""FlashRNN compared with PyTorch's networks on a GPU, on every path through a layer."""
 
 from itertools import product
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ LAYERS = {
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Names of the ways that layers have taken."""
+    """Return a list of the names of the paths that calls take."""
     names = []
 
     def recorded(name: str, run):
@@ -45,7 +45,7 @@ def taken(monkeypatch):
 
 
 def agree(kind, dtype: torch.dtype, x, states=None, **options) -> None:
-    """Results of FlashRNN in `dtype` on the GPU are those of PyTorch's network in float64 on the CPU."""
+    """Compare FlashRNN in `dtype` on the GPU with PyTorch's network in float64 on the CPU."""
     torch.manual_seed(0)
     theirs = kind(64, 128, **options, dtype=torch.float64)
     with torch.no_grad():
@@ -69,7 +69,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.
 
 @DTYPES
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_a_layer_as_one_function(kind, dtype, taken):
+def test_layer_as_one_function(kind, dtype, taken):
     options = {} if kind is nn.LSTM else {"num_layers": 2, "batch_first": True, "bias": False}
     agree(kind, dtype, randn(17, 5, 64), **options)
     assert taken == ["cuda_layer"]
@@ -86,7 +86,7 @@ def test_both_directions_at_once(kind, packed, dtype, taken):
 
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize(("kind", "size"), [*product(["lstm", "gru"], [64, 320, 512, 1024]), ("layernorm_lstm", 64)])
-def test_both_directions_at_once_are_those_of_one_after_the_other(kind, size, batch_first, taken, monkeypatch):
+def test_both_directions_at_once_equal_one_after_the_other(kind, size, batch_first, taken, monkeypatch):
     torch.manual_seed(0)
     options = {"function": kind, "batch_first": batch_first, "device": "cuda", "dtype": torch.bfloat16}
     network = FlashRNN(size, size, bidirectional=True, **options)
@@ -113,7 +113,7 @@ def test_both_directions_at_once_are_those_of_one_after_the_other(kind, size, ba
 
 @pytest.fixture
 def at_once(monkeypatch):
-    """Lets layers run at the same time wherever they fit, unless `at_once.allowed` is False; counts the calls."""
+    """Let layers run concurrently if they fit, unless `at_once.allowed` is False; count these calls."""
 
     def count(self, *arguments):
         found.calls += 1
@@ -136,7 +136,7 @@ def at_once(monkeypatch):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="no clusters")
-class TestLayersAtTheSameTime:
+class TestConcurrentLayers:
     @pytest.mark.parametrize(
         ("sizes", "options"),
         [
@@ -148,7 +148,7 @@ class TestLayersAtTheSameTime:
         ],
         ids=str,
     )
-    def test_results_and_gradients_are_those_in_turn(self, sizes, options, at_once):
+    def test_results_and_gradients_equal_layers_in_turn(self, sizes, options, at_once):
         torch.manual_seed(0)
         B, T, H = sizes
         network = FlashRNN(H, H, device="cuda", **{"dtype": torch.bfloat16, **options})
@@ -172,7 +172,7 @@ class TestLayersAtTheSameTime:
         assert_close(first, found(), x.dtype)
         assert at_once.calls == 4
 
-    def test_on_streams_where_not_all_fit_and_in_turn_in_a_graph(self, at_once):
+    def test_calls_on_several_streams_and_in_a_cuda_graph(self, at_once):
         torch.manual_seed(0)
         network = FlashRNN(512, 512, num_layers=4, device="cuda", dtype=torch.bfloat16)
         x = torch.randn(128, 16, 512, device="cuda", dtype=torch.bfloat16)
@@ -193,8 +193,8 @@ class TestLayersAtTheSameTime:
             at_once.allowed = False
             assert torch.equal(out, network(x)[0])
 
-    def test_a_graph_of_the_backward_pass(self, at_once):
-        """Its gradients are computed in turn."""
+    def test_create_graph_gives_the_same_gradients(self, at_once):
+        """These gradients are computed layer by layer."""
         torch.manual_seed(0)
         network = FlashRNN(64, 64, num_layers=2, device="cuda", dtype=torch.bfloat16)
         x = torch.randn(64, 4, 64, device="cuda", dtype=torch.bfloat16)
@@ -210,7 +210,7 @@ class TestLayersAtTheSameTime:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "bias": False}], ids=str)
-def test_by_cudnn(kind, options, dtype, taken, monkeypatch):
+def test_cudnn_equals_pytorch(kind, options, dtype, taken, monkeypatch):
     monkeypatch.setattr(cudnn, "fewest_steps", lambda *_: 1)
     monkeypatch.setattr(cudnn, "_may_be_faster", lambda *_: True)
     size = options.get("num_layers", 1) * (1 + options.get("bidirectional", False)), 5, 128
@@ -219,7 +219,7 @@ def test_by_cudnn(kind, options, dtype, taken, monkeypatch):
     assert taken == ["cudnn"]
 
 
-def test_cudnn_reads_the_weights_where_they_are():
+def test_cudnn_reads_weights_without_a_copy():
     network = FlashRNN(64, 64, num_layers=2, device="cuda")
     theirs, moved = network.to_torch(), FlashRNN(64, 64, num_layers=2).cuda()
     moved.load_state_dict(network.state_dict())
@@ -231,7 +231,7 @@ def test_cudnn_reads_the_weights_where_they_are():
     assert torch.equal(flat, theirs.weight_ih_l0.as_strided(flat.shape, (1,)))
 
 
-def test_by_cudnn_where_it_is_faster(taken):
+def test_cudnn_is_selected_if_faster(taken):
     network, x = FlashRNN(1024, 1024, device="cuda", dtype=torch.float16), torch.randn(4, 2048, 1024).half().cuda()
     network(x)[0].sum().backward()
     network(x[:, :16].contiguous())
@@ -239,7 +239,7 @@ def test_by_cudnn_where_it_is_faster(taken):
 
 
 @pytest.mark.parametrize(("on_cpu", "bidirectional"), [(False, False), (False, True), (True, False)])
-def test_documents_run_side_by_side(on_cpu, bidirectional, monkeypatch):
+def test_documents_run_in_parallel(on_cpu, bidirectional, monkeypatch):
     steps, of_mask = [], sequences.Whole
     monkeypatch.setattr(sequences, "Whole", lambda *args: steps.append(1) or of_mask(*args))
     torch.manual_seed(0)
@@ -252,8 +252,8 @@ def test_documents_run_side_by_side(on_cpu, bidirectional, monkeypatch):
     torch.testing.assert_close(last[0], network(x[33:])[1][0], rtol=1e-4, atol=1e-5)
 
 
-def test_captured_documents_have_a_mask():
-    """A CUDA graph may be run with other lengths."""
+def test_captured_documents_use_a_mask():
+    """A CUDA graph may be replayed with other lengths."""
     network, x = FlashRNN(64, 64, function="gru", device="cuda"), torch.randn(40, 1, 64, device="cuda")
     cu_seqlens, others = (torch.tensor(ends, device="cuda") for ends in ([0, 10, 20, 40], [0, 5, 12, 40]))
     with torch.no_grad():
@@ -270,7 +270,7 @@ def test_captured_documents_have_a_mask():
 
 
 @pytest.mark.parametrize("options", [{"num_layers": 2}, {"bidirectional": True}], ids=str)
-def test_captured_and_compiled_layers(options):
+def test_captured_and_compiled_layers_equal_eager_layers(options):
     torch.manual_seed(0)
     network = FlashRNN(64, 128, device="cuda", **options)
     x = torch.randn(33, 16, 64, device="cuda", requires_grad=True)
@@ -298,7 +298,7 @@ def test_captured_and_compiled_layers(options):
     torch.testing.assert_close(step(torch.compile(network, backend="aot_eager")), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_steps_on_a_gpu(taken):
+def test_steps_equal_the_sequence(taken):
     network = FlashRNN(64, 128, 2, device="cuda")
     x, states, outputs = torch.randn(5, 3, 64, device="cuda"), None, []
     for x_t in x:
@@ -318,8 +318,8 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("T", [None, 1, 5], ids=["step", "T=1", "T=5"])
-def test_the_short_way_through_a_layer(options, T, taken, monkeypatch):
-    """Results and gradients are those of the general way, with and without states and resets."""
+def test_cuda_layer_equals_the_general_path(options, T, taken, monkeypatch):
+    """Results and gradients, with and without states and resets."""
     torch.manual_seed(0)
     network, batch = FlashRNN(64, 128, **options).cuda(), 3
     dtype = options.get("dtype", torch.float32)
@@ -348,18 +348,18 @@ def test_the_short_way_through_a_layer(options, T, taken, monkeypatch):
 
 
 @torch.no_grad()
-def test_states_of_the_short_way_can_be_changed_in_place():
+def test_states_of_cuda_layer_can_be_changed_in_place():
     _, states = FlashRNN(64, 64, device="cuda")(torch.randn(5, 3, 64, device="cuda"))
     with torch.enable_grad():
         for state in states:
-            state[:, 0] *= torch.ones(1, device="cuda", requires_grad=True)  # a view would refuse this
+            state[:, 0] *= torch.ones(1, device="cuda", requires_grad=True)  # an error for a view
             assert state.requires_grad
 
 
 @torch.no_grad()
-def test_what_the_short_way_does_not_serve(taken):
+def test_unsupported_calls_take_the_general_path(taken):
     x = torch.randn(5, 3, 64, device="cuda")
-    FlashRNN(64, 65, device="cuda")(x)  # is padded
+    FlashRNN(64, 65, device="cuda")(x)  # needs padding
     hooked = FlashRNN(64, 64, device="cuda")
     hooked.recurrent_l0.register_forward_hook(lambda *_: None)
     hooked(x)

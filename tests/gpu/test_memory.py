@@ -1,5 +1,7 @@
-"""The memory of a training step, measured beside what scripts.memory predicts: on one GPU, and as one of eight that
-share weights, whose other seven are not there (a process group that communicates nothing)."""
+"""The memory of a training step compared with the prediction of scripts.memory.
+
+It is measured on one GPU, and as one of eight GPUs with sharded weights, in a fake process group.
+"""
 
 import gc
 
@@ -30,7 +32,7 @@ def of_eight():
 
 
 def predicted_and_measured(overrides, mesh=None):
-    """GiB, of two accumulated batches a step."""
+    """Return predicted and measured GiB of a step with two accumulated batches."""
     composed = config("experiment=slimpajama_1b", "run_dir=.", *WIDE, *overrides)
     predicted = predict(composed)["sum"]
     gc.collect()
@@ -58,13 +60,13 @@ def predicted_and_measured(overrides, mesh=None):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_one_gpu(checkpointing):
+def test_prediction_for_one_gpu(checkpointing):
     overrides = ["trainer=single", "trainer.precision=bf16-mixed", f"activation_checkpointing={checkpointing}"]
     predicted, measured = predicted_and_measured(overrides)
     assert measured == pytest.approx(predicted, rel=0.25), f"predicted {predicted:.2f} GiB"
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_one_of_eight(checkpointing, of_eight):
+def test_prediction_for_one_of_eight_gpus(checkpointing, of_eight):
     predicted, measured = predicted_and_measured([f"activation_checkpointing={checkpointing}"], of_eight)
     assert measured == pytest.approx(predicted, rel=0.25), f"predicted {predicted:.2f} GiB"

@@ -1,4 +1,4 @@
-"""Calls without gradients that repeat an earlier one skip its checks and decisions, and nothing else."""
+"""Repeated calls reuse the decisions of an earlier call, with the same results."""
 
 import pytest
 import torch
@@ -40,14 +40,14 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-def test_results_are_those_of_the_first_call(changes):
+def test_repeated_call_equals_the_first_one(changes):
     given = inputs(**changes())
     first = flashrnn(**given)
     for result, expected in zip(flashrnn(**given), first, strict=True):
         assert torch.equal(result, expected)
 
 
-def test_a_wrong_call_still_says_so():
+def test_wrong_call_is_still_an_error():
     given = inputs()
     for _ in range(2):
         flashrnn(**given)
@@ -56,7 +56,7 @@ def test_a_wrong_call_still_says_so():
             flashrnn(**given | {"R": given["R"][:, :1]})
 
 
-def test_gradients_are_there_when_they_are_wanted():
+def test_repeated_call_has_gradients():
     given = inputs()
     flashrnn(**given)
     given["Wx"].requires_grad_()
@@ -66,7 +66,7 @@ def test_gradients_are_there_when_they_are_wanted():
         assert torch.equal(flashrnn(**given)[0], h)
 
 
-def test_a_setting_for_tf32_decides_anew(monkeypatch):
+def test_change_of_the_tf32_setting_is_respected(monkeypatch):
     given = inputs(torch.float32)
     exact = [flashrnn(**given)[0] for _ in range(2)][1]
     monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
@@ -75,7 +75,7 @@ def test_a_setting_for_tf32_decides_anew(monkeypatch):
     assert not torch.equal(rounded[0], exact)
 
 
-def test_a_repeated_call_is_launched_without_decisions(monkeypatch):
+def test_repeated_call_skips_the_decisions(monkeypatch):
     given = inputs()
     flashrnn(**given)
     monkeypatch.setattr("flashrnn.functional._check", None)
@@ -84,7 +84,7 @@ def test_a_repeated_call_is_launched_without_decisions(monkeypatch):
 
 
 @pytest.mark.parametrize("function", ["lstm", "gru"])
-def test_steps_without_gradients_are_those_of_the_sequence(function):
+def test_steps_without_gradients_equal_the_sequence(function):
     network = FlashRNN(64, D, function=function, device="cuda", dtype=torch.bfloat16)
     x, states, steps = randn(T, B, 64), None, []
     with torch.no_grad():
@@ -94,4 +94,4 @@ def test_steps_without_gradients_are_those_of_the_sequence(function):
             steps.append(out)
     torch.testing.assert_close((torch.stack(steps), states), expected, rtol=1e-2, atol=1e-2)
     for state in states if isinstance(states, tuple) else (states,):
-        state[:, 0] = 0  # as where an episode ends
+        state[:, 0] = 0  # as at the end of an episode

@@ -1,4 +1,4 @@
-"""The kernels of Mamba's scan on a GPU give what the CPU gives."""
+"""The kernels of Mamba's scan on a GPU, compared with the CPU."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("sizes", [(5, 40, 256, 16), (2, 1, 70, 5), (2, 513, 70, 16), (1, 9, 64, 200)], ids=str)
 @pytest.mark.parametrize("resets", [False, True], ids=["no_reset", "reset"])
-def test_is_that_of_the_cpu(sizes, resets):
+def test_scan_equals_the_cpu(sizes, resets):
     tensors = inputs(*sizes)
     reset = torch.rand(sizes[:2]) < 0.1 if resets else None
     expected = selective_scan(*tensors, reset)

@@ -1,4 +1,4 @@
-"""States that go on from batch to batch, and hybrids, on a GPU: windows give what the whole gives, compiled or not."""
+"""States that are carried from batch to batch, and hybrids, on a GPU."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ MIXERS = {
     "window": partial(AttentionMixer, num_heads=2, window=6, rope_base=None),
     "attention": partial(AttentionMixer, num_heads=2),
 }
-BOUND = 2e-2  # of a loss in bfloat16
+BOUND = 2e-2  # relative error of a loss in bfloat16
 
 
 def model(*pattern):
@@ -31,8 +31,8 @@ def ids():
     return torch.randint(50, (3, 33), device="cuda", generator=torch.Generator("cuda").manual_seed(1))
 
 
-def test_windows_have_the_loss_of_the_whole(ids):
-    """In bfloat16, through non-zero states of every kind."""
+def test_windows_with_carried_states_have_the_loss_of_the_whole_text(ids):
+    """In bfloat16, with all kinds of states."""
     hybrid = model("slstm", "window", "attention")
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         whole, _ = hybrid.loss(ids[:, :-1], ids[:, 1:])
@@ -44,8 +44,8 @@ def test_windows_have_the_loss_of_the_whole(ids):
     assert abs(torch.stack(losses).mean() - whole) < BOUND * whole
 
 
-def test_carried_states_are_one_graph(ids):
-    """Whatever they are: none is compiled anew, and losses and gradients are those of the model as it is."""
+def test_carried_states_are_compiled_once(ids):
+    """Losses and gradients equal those of the eager model."""
     recurrent = model("slstm", "slstm")
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
@@ -69,8 +69,8 @@ def test_carried_states_are_one_graph(ids):
         assert (ours - expected).norm() < BOUND * expected.norm()
 
 
-def test_a_hybrid_generates_in_a_graph(ids):
-    """With a ring of keys and values that is shorter than the text."""
+def test_hybrid_generates_in_a_cuda_graph(ids):
+    """The ring buffer of keys and values is shorter than the text."""
     hybrid = model("slstm", "window", "attention").eval()
     logits, states = hybrid.read(ids[:, :9])
     decoder = Decoder(hybrid, SamplingParams(), states, 3, 64)
@@ -83,7 +83,7 @@ def test_a_hybrid_generates_in_a_graph(ids):
     assert (expected.amax(2) - of_chosen).max() < 1e-3
 
 
-def test_a_recurrent_model_reads_65_536_tokens_in_the_memory_of_256():
+def test_memory_does_not_grow_with_the_number_of_windows():
     recurrent, window = model("slstm", "slstm"), torch.randint(50, (3, 129), device="cuda")
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Backend `cuda` on heads that only it serves: blocks with several items, odd sizes."""
+"""Backend `cuda` with heads that only it supports: blocks with several items, odd sizes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""float32 where PyTorch allows TF32: errors of a bf16x2 split, and what follows the setting."""
+"""float32 if PyTorch allows TF32: errors of a bf16x2 split, and changes of the setting."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_outputs_and_gradients(backend, case):
 
 @both_backends
 def test_results_follow_the_setting_of_each_call(backend):
-    """Those without it are the same before and after; those with it have larger errors, in dR the largest."""
+    """Results without TF32 do not change; results with TF32 have larger errors, particularly dR."""
     inputs = inputs_for(backend, Case(B=16, T=50, N=2, D=64), torch.float32, torch.device("cuda", 0))
     options = {"function": LSTM, "backend": backend}
     before = results(flashrnn, inputs, **options)
@@ -60,8 +60,8 @@ def test_results_follow_the_setting_of_each_call(backend):
 
 @pytest.mark.parametrize("allowed_in", ["forward", "backward"])
 @pytest.mark.parametrize(("function", "D"), [("lstm", 64), ("lstm", 768), ("slstm", 768), ("gru", 1024)])
-def test_the_setting_may_change_before_the_backward(function, D, allowed_in):
-    """Also where the backward is another backend's then: of heads that stay on the chip with TF32 alone."""
+def test_setting_may_change_before_the_backward(function, D, allowed_in):
+    """Even if this changes the backend, because the heads fit on the chip only with TF32."""
     cell = get_cell(function)
     inputs = inputs_for("cuda", Case(cell, B=9, T=12, N=1, D=D), torch.float32, torch.device("cuda", 0))
 
@@ -86,8 +86,8 @@ extern "C" __global__ void functions(const float* x, const float* y, float* out,
 }"""
 
 
-def test_functions_of_cells_have_errors_below_those_of_products():
-    """2^-20 of every single result, where its own rounding is 2^-24; arguments up to 8."""
+def test_errors_of_functions_are_smaller_than_those_of_products():
+    """At most 2^-20 of each result, for arguments up to 8."""
     generator = torch.Generator("cuda").manual_seed(0)
     sizes = 10 ** torch.empty(40000, device="cuda").uniform_(-30, 0.9, generator=generator)
     x, y = sizes * torch.randn(40000, device="cuda", generator=generator).sign(), sizes.flip(0)

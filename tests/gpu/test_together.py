@@ -1,4 +1,4 @@
-"""Ensembles on a GPU: one call of a fused kernel, and steps of a CUDA graph, give what each network alone gives."""
+"""Ensembles on a GPU: vmap over fused kernels and training in CUDA graphs, compared with single networks."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("function", ["lstm", "gru"])
-def test_networks_mapped_by_vmap_are_those_alone(function):
+def test_vmap_equals_single_networks(function):
     networks = [FlashRNN(16, 64, function=function, backend="cuda_fused").cuda() for _ in range(3)]
     x, (weights, _) = torch.randn(20, 5, 16, device="cuda"), torch.func.stack_module_state(networks)
     out = torch.func.vmap(lambda weights: torch.func.functional_call(networks[0], weights, (x,))[0])(weights)
@@ -28,7 +28,7 @@ def test_networks_mapped_by_vmap_are_those_alone(function):
 
 
 @pytest.mark.parametrize("model", ["lstm", "transformer", "mlstm", "mamba", "mamba2 model.mixer.head_dim=8"])
-def test_steps_of_a_graph_are_those_of_eager_calls(model, tmp_path):
+def test_steps_in_a_cuda_graph_equal_eager_steps(model, tmp_path):
     device = torch.device("cuda")
     configs = [
         config(

@@ -1,4 +1,4 @@
-"""What a training does on a GPU alone, or beside one."""
+"""Training on a GPU: precision, errors, synchronisation, weight averages."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ pytestmark = [
 
 
 def fit(folder, precision, steps, ckpt_path=None):
-    """The module, and its trainer, after a run on the GPU to `steps`."""
+    """Train on the GPU up to step `steps`; return the module and its trainer."""
     module = tiny_module()
     trainer = tiny_trainer(folder, accelerator="gpu", precision=precision, max_steps=steps, gradient_clip_val=None)
     trainer.fit(module, loader(*map(batch, range(6))), ckpt_path=ckpt_path, weights_only=True)
@@ -24,8 +24,8 @@ def fit(folder, precision, steps, ckpt_path=None):
 
 
 @pytest.mark.parametrize(("before", "after"), [("16-mixed", "bf16-mixed"), ("bf16-mixed", "16-mixed")])
-def test_a_run_goes_on_in_another_precision(before, after, tmp_path):
-    """In float16 the optimizer is not fused, and counts its steps on the CPU."""
+def test_run_can_be_resumed_in_another_precision(before, after, tmp_path):
+    """In float16, the optimizer is not fused and counts its steps on the CPU."""
     fit(tmp_path, before, 3)[1].save_checkpoint(tmp_path / "before.ckpt")
     _, trainer = fit(tmp_path, after, 6, ckpt_path=tmp_path / "before.ckpt")
     (optimizer,) = trainer.optimizers
@@ -36,7 +36,7 @@ def test_a_run_goes_on_in_another_precision(before, after, tmp_path):
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_a_loss_that_is_not_finite_ends_the_run_in_the_step_that_logs_it(accumulated, tmp_path):
+def test_loss_that_is_not_finite_ends_the_run_at_the_next_log_step(accumulated, tmp_path):
     module = tiny_module()
     with torch.no_grad():
         module.model.head.weight[0, 0] = float("nan")
@@ -45,8 +45,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_in_the_step_that_logs_it(accumul
         trainer.fit(module, loader(*map(batch, range(12))))
 
 
-def test_the_host_waits_for_the_gpu_in_logged_steps_alone(tmp_path):
-    """Lightning reads what the progress bar shows in every step, so that it must be on the CPU."""
+def test_host_waits_for_the_gpu_only_in_logged_steps(tmp_path):
+    """Lightning reads the values of the progress bar in every step, so they must be on the CPU."""
 
     shown = {}
 
@@ -65,7 +65,7 @@ def test_the_host_waits_for_the_gpu_in_logged_steps_alone(tmp_path):
     assert shown.keys() >= {"train/loss", "train/tokens_per_second"}
 
 
-def test_an_average_of_weights_lies_where_they_are(tmp_path):
+def test_average_of_weights_is_on_the_gpu(tmp_path):
     average = MovingAverage(decay=0.5)
     devices = set()
 
@@ -79,7 +79,7 @@ def test_an_average_of_weights_lies_where_they_are(tmp_path):
     assert devices == {"cuda"}
 
 
-def test_results_name_the_device_that_made_them():
-    """Also for runs on the CPU of a machine that has a GPU."""
+def test_results_name_the_device_of_the_run():
+    """Runs on the CPU of a machine with a GPU name the CPU."""
     assert environment(torch.device("cuda", 0))["device"] == torch.cuda.get_device_name(0)
     assert "cores" in environment(torch.device("cpu"))["device"]

@@ -1,4 +1,4 @@
-"""Tilings chosen by measuring."""
+"""Tilings chosen by measurements."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-def test_the_fastest_is_kept_and_computes_right():
+def test_fastest_tiling_is_stored_and_correct():
     cell, sizes = get_cell("elman"), (3, 96, 24, torch.bfloat16)
     trials = list(tune(cell, *sizes, count=3))
     for direction in ("forward", "backward"):

@@ -1,4 +1,4 @@
-"""The backbone: the paper's sizes, initialisation, state in and out, and wrong input."""
+"""The backbone: sizes as in the paper, initialisation, states, and wrong input."""
 
 from functools import partial
 
@@ -24,7 +24,7 @@ def tiny(mixer="lstm", **options):
     return SequenceModel(11, MIXERS[mixer], **{"d_model": 16, "num_blocks": 2, **of_pattern, **options})
 
 
-def test_nn_lstm_begins_as_our_lstm_does():
+def test_nn_lstm_is_initialised_like_our_lstm():
     torch.manual_seed(0)
     theirs, ours = (
         SequenceModel(11, mixer, d_model=128, num_blocks=1).blocks[0].mixer for mixer in (NNLSTMMixer, RNNMixer)
@@ -46,15 +46,15 @@ def test_nn_lstm_begins_as_our_lstm_does():
         (NNLSTMMixer, 190),
     ],
 )
-def test_parameter_counts_of_the_paper(mixer, millions):
-    """Whole millions, as the table of arXiv 2412.07752 cuts them off: the matrices alone are 164.49 and 190.44 M."""
+def test_parameter_counts_equal_the_paper(mixer, millions):
+    """Whole millions, truncated as in the table of arXiv 2412.07752; the matrices alone have 164.49 and 190.44 M."""
     with torch.device("meta"):
         model = SequenceModel(50_257, mixer, d_model=768, num_blocks=12)
     assert sum(parameter.numel() for parameter in model.parameters()) // 10**6 == millions
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_checkpointed_blocks_have_the_same_gradients_and_keep_less(mixer):
+def test_checkpointed_blocks_have_the_same_gradients_with_less_memory(mixer):
     input_ids = torch.randint(11, (3, 9))
     gradients, kept = [], []
     for checkpoint_blocks in (False, True):
@@ -71,7 +71,7 @@ def test_checkpointed_blocks_have_the_same_gradients_and_keep_less(mixer):
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_token_by_token_equals_parallel(mixer):
+def test_token_by_token_equals_the_whole_sequence(mixer):
     model = tiny(mixer).double()
     input_ids = torch.randint(11, (3, 9))
     reset = torch.rand(3, 9) < 0.2
@@ -100,7 +100,7 @@ def test_compiles_without_graph_breaks():
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_loss_is_that_of_the_logits(mixer):
+def test_loss_equals_the_cross_entropy_of_the_logits(mixer):
     model = tiny(mixer).double()
     input_ids, labels = torch.randint(11, (2, 3, 9))
     labels[0, 4:] = IGNORE
@@ -116,12 +116,12 @@ def test_loss_is_that_of_the_logits(mixer):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_heads_of_the_model_reach_its_mixers():
+def test_num_heads_is_passed_to_mixers():
     model = SequenceModel(11, partial(RNNMixer, function="lstm"), d_model=16, num_blocks=2, num_heads=4)
     assert [block.mixer.num_heads for block in model.blocks] == [4, 4]
 
 
-def test_without_mlp_the_mixers_are_all_there_is_in_a_block():
+def test_blocks_without_mlp_contain_only_mixers():
     model = tiny("lstm", mlp=False)
     norm, gates, recurrent, biases = 16, 4 * 16 * 16, 4 * 16 * 8, 4 * 16
     of_block = norm + gates + recurrent + biases + norm
@@ -130,7 +130,7 @@ def test_without_mlp_the_mixers_are_all_there_is_in_a_block():
 
 
 def test_flops_per_token():
-    """6 per parameter of matrices and norms; attention adds 12 T d per block: scores and sums, forward and backward."""
+    """6 per parameter of matrices and norms; attention adds 12 T d per block, forward and backward."""
     lstm, attention = tiny("lstm"), tiny("attention")
     blocks = 2 * (4 * 16 * 16 + 4 * 16 * 8 + 4 * 16 + 16 + 8 * 16 * 16 + 2 * 16)
     assert lstm.flops_per_token(100) == 6 * (blocks + 16 + 11 * 16)
@@ -155,23 +155,23 @@ def test_classes_other_than_tokens():
 
 
 @pytest.mark.parametrize("token", [11, -1])
-def test_token_outside_the_vocabulary(token):
+def test_token_outside_the_vocabulary_is_an_error(token):
     with pytest.raises(ValueError, match=rf"input_ids .*{token}, .*0 to 10"):
         tiny()(torch.tensor([[1, token]]))
 
 
 @pytest.mark.parametrize("shape", [(3, 0), (3,)])
-def test_wrong_shape(shape):
+def test_wrong_shape_is_an_error(shape):
     with pytest.raises(ValueError, match=r"\[B, T\] .*T > 0"):
         tiny()(torch.zeros(shape, dtype=torch.int64))
 
 
-def test_wrong_number_of_states():
+def test_wrong_number_of_states_is_an_error():
     with pytest.raises(ValueError, match=r"states .*1 "):
         tiny()(torch.zeros(1, 1, dtype=torch.int64), states=[()])
 
 
-def test_a_state_that_is_no_tuple():
+def test_mixer_state_that_is_not_a_tuple_is_an_error():
     class Bare(torch.nn.Linear):
         def __init__(self, d_model, **_):
             super().__init__(d_model, d_model)
@@ -183,10 +183,10 @@ def test_a_state_that_is_no_tuple():
         SequenceModel(11, Bare, d_model=16, num_blocks=1)(torch.zeros(1, 3, dtype=torch.int64))
 
 
-def test_a_pattern_is_repeated_over_the_blocks():
+def test_pattern_is_repeated_over_the_blocks():
     blocks = tiny("hybrid", num_blocks=5, pattern=["lstm", "lstm", "window"]).blocks
     assert [type(block.mixer) for block in blocks] == [RNNMixer, RNNMixer, AttentionMixer, RNNMixer, RNNMixer]
-    assert [block.mixer.num_heads for block in blocks] == [4, 4, 2, 4, 4]  # the LSTM's own, and the model's
+    assert [block.mixer.num_heads for block in blocks] == [4, 4, 2, 4, 4]  # the LSTM has its own number
 
 
 @pytest.mark.parametrize(
@@ -200,17 +200,17 @@ def test_a_pattern_is_repeated_over_the_blocks():
         ({"mixer": "lstm", "pattern": ["lstm"]}, "pattern"),
     ],
 )
-def test_a_pattern_that_fits_no_model(options, message):
+def test_invalid_pattern_is_an_error(options, message):
     with pytest.raises(ValueError, match=message):
         tiny(**{"mixer": "hybrid", **options})
 
 
-def test_mixer_must_build_something():
+def test_mixer_must_be_callable():
     with pytest.raises(TypeError, match="mixer='lstm'"):
         SequenceModel(11, "lstm")
 
 
 @pytest.mark.parametrize("name", ["vocab_size", "d_model", "num_blocks"])
-def test_sizes_are_positive(name):
+def test_sizes_must_be_positive(name):
     with pytest.raises(ValueError, match=f"{name}=0 .*positive"):
         SequenceModel(**{"vocab_size": 11, "mixer": MIXERS["lstm"], "d_model": 16, name: 0})

@@ -1,4 +1,4 @@
-"""Mamba, Mamba-2 and mLSTM keep the promises of every mixer, and are what transformers has."""
+"""Mamba, Mamba-2 and mLSTM: properties of all mixers, and results equal to transformers."""
 
 from functools import partial
 
@@ -50,14 +50,14 @@ def test_pieces_equal_the_whole(mixer, x, reset, resets):
 
 
 @torch.no_grad()
-def test_a_document_is_computed_as_if_alone(mixer, x):
+def test_documents_do_not_affect_each_other(mixer, x):
     reset = torch.zeros(B, T, dtype=torch.bool)
     reset[:, 4] = True
     torch.testing.assert_close(mixer(x, None, reset)[0][:, 4:], mixer(x[:, 4:])[0], atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
-def test_zeros_are_the_state_before_the_first_token(mixer, x):
+def test_initial_state_is_zero(mixer, x):
     with torch.no_grad():
         expected, state = mixer(x)
         y, _ = mixer(x, tuple(torch.zeros_like(part) for part in state))
@@ -71,17 +71,17 @@ def test_causal(mixer, x):
 
 
 @pytest.mark.parametrize("steps", [40, T])
-def test_every_parameter_learns(mixer, x, steps):
+def test_every_parameter_has_a_gradient(mixer, x, steps):
     mixer(x[:, :steps])[0].square().sum().backward()
     assert all(parameter.grad.isfinite().all() and parameter.grad.any() for parameter in mixer.parameters())
 
 
-def test_mamba_refuses_weights_of_half_precision(x):
+def test_mamba_with_half_precision_weights_is_an_error(x):
     with pytest.raises(ValueError, match=r"torch\.bfloat16.*bf16-mixed"):
         MambaMixer(d).bfloat16()(x.bfloat16())
 
 
-def test_gradients_of_documents_add_up(mixer, x):
+def test_gradients_are_sums_over_documents(mixer, x):
     reset = torch.zeros(B, T, dtype=torch.bool)
     reset[:, 4] = True
     gradients = []
@@ -96,14 +96,14 @@ def test_gradients_of_documents_add_up(mixer, x):
 @torch.no_grad()
 @pytest.mark.parametrize("steps", [1, T])
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])
-def test_mamba_is_that_of_transformers(x, steps, name):
+def test_mamba_equals_transformers(x, steps, name):
     torch.manual_seed(0)
     mixer = MIXERS[name](d)
     torch.testing.assert_close(mixer(x[:, :steps])[0], mixer.layer(x[:, :steps]), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["mamba2", "mlstm"])
-def test_is_mapped_over_the_weights_of_several(x, name):
+def test_vmap_over_the_weights_of_several_models(x, name):
     mixers = [MIXERS[name](d) for _ in range(3)]
     weights, _ = stack_module_state(mixers)
     found = vmap(lambda weights: functional_call(mixers[0], weights, (x,))[0])(weights)
@@ -112,8 +112,8 @@ def test_is_mapped_over_the_weights_of_several(x, name):
 
 
 @pytest.mark.parametrize("lengths", [[20, T - 20], [T - 1, 1]])
-def test_gradients_are_those_of_the_whole_however_it_is_cut(mixer, x, lengths):
-    """Through the states too."""
+def test_gradients_through_pieces_equal_those_of_the_whole(mixer, x, lengths):
+    """Including the gradients through states."""
     gradients = []
     for cut in ([T], lengths):
         mixer.zero_grad()
@@ -125,7 +125,7 @@ def test_gradients_are_those_of_the_whole_however_it_is_cut(mixer, x, lengths):
 
 
 @pytest.mark.parametrize("steps", [1, 40, CHUNK, T])
-def test_mlstm_of_any_length_is_that_of_transformers(steps):
+def test_mlstm_of_any_length_equals_transformers(steps):
     config = xLSTMConfig(hidden_size=16, num_heads=2, num_hidden_layers=1, qk_dim_factor=1.0, v_dim_factor=1.0)
     torch.manual_seed(0)
     ours = MLSTMMixer(d).layer.mlstm_backend
@@ -139,7 +139,7 @@ def test_mlstm_of_any_length_is_that_of_transformers(steps):
     )
 
 
-def test_their_own_initialisation_survives_the_backbone():
+def test_backbone_keeps_the_initialisation_of_mixers():
     torch.manual_seed(0)
     model = SequenceModel(5, lambda width, **place: MLSTMMixer(width, num_heads=2, **place), d_model=d, num_blocks=2)
     layer = model.blocks[1].mixer.layer

@@ -1,4 +1,4 @@
-"""Residual blocks in few kernels: the same as the modules, with the kernels' definitions in the place of kernels."""
+"""Residual blocks run by fused kernels, tested with PyTorch functions in place of the kernels."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ from models.walk import modules
 
 
 def by_definition(x, update, weight, head_weight, head_dim):
-    """What flashrnn.decoding.add_norm computes."""
+    """Compute the result of `flashrnn.decoding.add_norm` by PyTorch."""
     if head_weight is not None:
         heads = update.view(*x.shape[:-1], -1, head_dim)
         update = F.layer_norm(heads, (head_dim,)).view(x.shape) * head_weight
@@ -34,7 +34,7 @@ def build(**options):
 
 @pytest.mark.parametrize("function", ["lstm", "slstm", "gru"])
 @torch.no_grad()
-def test_blocks_are_those_of_the_modules(monkeypatch, function):
+def test_fused_blocks_equal_the_modules(monkeypatch, function):
     monkeypatch.setattr(fused_blocks, "add_norm", by_definition)
     model, ids = build(function=function), torch.randint(11, (2, 7))
     reset = torch.zeros(2, 7, dtype=torch.bool)
@@ -50,7 +50,7 @@ def test_blocks_are_those_of_the_modules(monkeypatch, function):
     torch.testing.assert_close(new_states, states)
 
 
-def test_only_blocks_as_they_are_built_are_plain():
+def test_changed_blocks_are_not_fused():
     def plain(change):
         model = build()
         change(model)
@@ -68,6 +68,6 @@ def test_only_blocks_as_they_are_built_are_plain():
     assert plain_blocks(convolved, modules(convolved)) is None
 
 
-def test_logits_on_the_cpu_are_the_heads():
+def test_logits_on_the_cpu_equal_the_head():
     head, x = nn.Linear(8, 11, bias=False), torch.randn(3, 8)
     assert torch.equal(logits(x, head), head(x))

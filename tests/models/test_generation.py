@@ -1,4 +1,4 @@
-"""Generation on fixed buffers: the tokens are those of transformers' loop, draws have the right distribution."""
+"""Generation by a `Decoder`: the same tokens as transformers' loop, and the distribution of drawn tokens."""
 
 import math
 from functools import partial
@@ -28,7 +28,7 @@ LSTM = MIXERS["lstm"]
 
 
 def build(mixer):
-    """A model whose greedy texts do not end in the repetition of one token."""
+    """Return a model whose greedy texts do not end with repetitions of one token."""
     model = test_hugging_face.build(mixer)
     torch.manual_seed(7)
     for parameter in model.parameters():
@@ -42,7 +42,7 @@ def model(request):
 
 
 def by_transformers(model, ids, **options):
-    """What its loop gives, which serves what a Decoder does not."""
+    """Return the text of transformers' own loop; a hook keeps `generate` from using a Decoder."""
     hook = model.model.register_forward_hook(lambda *_: None)
     try:
         return model.generate(ids, **options)
@@ -52,7 +52,7 @@ def by_transformers(model, ids, **options):
 
 @pytest.fixture
 def decoders(monkeypatch):
-    """Those that have been made."""
+    """Return a list of the created Decoders."""
     made = []
     init = Decoder.__init__
     monkeypatch.setattr(Decoder, "__init__", lambda self, *args: (made.append(self), init(self, *args))[1])
@@ -60,7 +60,7 @@ def decoders(monkeypatch):
 
 
 class TestGreedyTokens:
-    def test_are_those_of_transformers(self, model, decoders):
+    def test_equal_transformers(self, model, decoders):
         ids = tokens(3, 5)
         options = {"max_new_tokens": 20, "do_sample": False}
         expected = by_transformers(model, ids, **options)
@@ -88,15 +88,15 @@ class TestGreedyTokens:
         options = {"max_new_tokens": 12, "do_sample": False, "logits_processor": LogitsProcessorList([penalty])}
         assert torch.equal(model.generate(ids, **options), by_transformers(model, ids, **options))
 
-    def test_are_the_same_when_the_host_looks_now_and_then(self, model, monkeypatch):
-        """As on a GPU, where it looks at tokens when the next are under way."""
+    def test_are_the_same_with_asynchronous_reads(self, model, monkeypatch):
+        """As on a GPU, where the host reads tokens while the next ones are computed."""
         ids = tokens(2, 5)
         options = {"max_new_tokens": 21, "do_sample": False, "eos_token_id": [3, 4], "pad_token_id": 0}
         expected = model.generate(ids, **options)
         monkeypatch.setattr(Decoder, "synchronous", False)
         assert torch.equal(model.generate(ids, **options), expected)
 
-    def test_of_bfloat16_are_likeliest(self):
+    def test_are_the_likeliest_in_bfloat16(self):
         model = build(LSTM).bfloat16()
         found = model.generate(tokens(2, 5), max_new_tokens=10, do_sample=False)
         logits = model(found[:, :-1]).logits[:, 4:].float()
@@ -104,7 +104,7 @@ class TestGreedyTokens:
         assert (chosen >= logits.amax(-1) - 0.05 * logits.abs().amax(-1)).all()
 
 
-class TestEnds:
+class TestEndOfGeneration:
     OPTIONS = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}  # noqa: RUF012
 
     def test_at_the_end_of_text(self):
@@ -114,7 +114,7 @@ class TestEnds:
         assert expected.shape[1] < 35
         assert torch.equal(model.generate(ids, **options), expected)
 
-    def test_where_a_criterion_says_so(self):
+    def test_at_a_stopping_criterion(self):
         class ThirdOfAKind(StoppingCriteria):
             def __call__(self, input_ids, scores, **_):
                 return (input_ids[:, -1:] == input_ids).sum(1) > 2
@@ -125,7 +125,7 @@ class TestEnds:
         assert expected.shape[1] < 35
         assert torch.equal(model.generate(ids, **options), expected)
 
-    def test_a_streamer_sees_every_token(self):
+    def test_streamer_receives_every_token(self):
         class Kept(BaseStreamer):
             def __init__(self):
                 self.tokens, self.ended = [], False
@@ -141,7 +141,7 @@ class TestEnds:
         assert streamer.tokens == found[0].tolist()
         assert streamer.ended
 
-    def test_the_cache_has_read_all_but_the_last_token(self, model):
+    def test_cache_contains_all_but_the_last_token(self, model):
         ids = tokens(1, 5)
         options = self.OPTIONS | {"return_dict_in_generate": True, "eos_token_id": [5, 6, 7]}
         found, expected = model.generate(ids, **options), by_transformers(model, ids, **options)
@@ -151,7 +151,7 @@ class TestEnds:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-class TestWhatTransformersDoes:
+class TestFallbackToTransformers:
     @pytest.mark.parametrize(
         "options",
         [
@@ -163,12 +163,12 @@ class TestWhatTransformersDoes:
         ],
         ids=lambda options: next(iter(options)),
     )
-    def test_what_a_decoder_does_not(self, options, decoders):
+    def test_options_that_a_decoder_does_not_support(self, options, decoders):
         model = build(LSTM)
         assert model.generate(tokens(2, 5), **{"max_new_tokens": 4, "do_sample": False, **options}) is not None
         assert not decoders
 
-    def test_a_mixer_without_a_step(self, decoders, monkeypatch):
+    def test_mixer_without_a_step(self, decoders, monkeypatch):
         model, ids = build(LSTM), tokens(2, 5)
         expected = model.generate(ids, max_new_tokens=4, do_sample=False)
         decoders.clear()
@@ -181,14 +181,14 @@ DRAWS = 20_000
 
 
 def drawn(params, logits, rows=DRAWS):
-    """How often each token is drawn, by rows of different prompts."""
+    """Return how often each token is drawn, in rows of different prompts."""
     sampler = Sampler(params, rows, len(logits), torch.device("cpu"))
     sampler.begin(row_random.keys(0, [[row] for row in range(rows)]), [[]] * rows)
     return sampler(logits.expand(rows, -1)).bincount(minlength=len(logits))
 
 
 def expected_probabilities(params, logits):
-    """By transformers' processors, which apply one after the other."""
+    """Return the probabilities by transformers' logits processors."""
     config = GenerationConfig(
         do_sample=True,
         temperature=params.temperature,
@@ -201,7 +201,7 @@ def expected_probabilities(params, logits):
 
 
 def assert_distributed(counts, probabilities):
-    """Pearson's chi-squared: its mean is the number of cells minus one, its variance twice that."""
+    """Check Pearson's chi-squared statistic; its mean is the number of cells minus one, its variance twice that."""
     possible = probabilities > 0
     assert counts[~possible].sum() == 0
     expected = counts.sum() * probabilities[possible]
@@ -210,7 +210,7 @@ def assert_distributed(counts, probabilities):
     assert statistic < freedom + 5 * math.sqrt(2 * freedom)
 
 
-class TestDraws:
+class TestSampling:
     @pytest.mark.parametrize(
         "settings",
         [
@@ -223,13 +223,13 @@ class TestDraws:
         ],
         ids=lambda settings: " ".join(settings) or "plain",
     )
-    def test_have_the_distribution_of_transformers(self, settings):
+    def test_tokens_have_the_distribution_of_transformers(self, settings):
         params = SamplingParams(sample=True, **settings)
         logits = torch.randn(40, generator=torch.Generator().manual_seed(3))
         assert_distributed(drawn(params, logits), expected_probabilities(params, logits))
 
-    def test_of_one_row_over_time_are_independent(self):
-        """Also of each other: pairs of draws that follow each other."""
+    def test_consecutive_draws_are_independent(self):
+        """Checks the distribution of pairs of consecutive draws."""
         logits, params = torch.randn(6, generator=torch.Generator().manual_seed(4)), SamplingParams(sample=True)
         sampler = Sampler(params, 1, 6, torch.device("cpu"))
         sampler.begin(row_random.keys(0, [[1, 2]]), None)
@@ -238,12 +238,12 @@ class TestDraws:
         probabilities = logits.softmax(-1)
         assert_distributed(pairs, torch.outer(probabilities, probabilities).flatten())
 
-    def test_of_a_large_vocabulary_reach_all_of_it(self):
+    def test_all_tokens_of_a_large_vocabulary_are_drawn(self):
         counts = drawn(SamplingParams(sample=True), torch.zeros(50_257), rows=400)
         assert counts.max() <= 2
         assert_distributed(counts.view(-1, 29).sum(1), torch.full((1733,), 1 / 1733))
 
-    def test_a_seed_gives_a_prompt_its_text_in_any_batch(self):
+    def test_text_of_a_prompt_does_not_depend_on_the_batch(self):
         model, ids = build(LSTM), tokens(3, 6)
         mask = torch.ones_like(ids)
         mask[1, :2] = 0
@@ -254,16 +254,16 @@ class TestDraws:
         alone = model.generate(ids[1:2, 2:], **options)
         assert torch.equal(together[1, 6:], alone[0, 4:])
 
-    def test_the_same_prompt_twice_gives_two_texts(self):
+    def test_repeated_prompt_gets_different_texts(self):
         model, ids = build(LSTM), tokens(1, 6)
         torch.manual_seed(7)
         first, second = model.generate(ids, max_new_tokens=15, do_sample=True, num_return_sequences=2)
         assert not torch.equal(first, second)
 
-    def test_another_seed_gives_another_text(self):
+    def test_seeds_give_different_keys(self):
         assert row_random.keys(0, [[1]]) != row_random.keys(1, [[1]])
 
-    def test_do_not_depend_on_the_default_dtype(self):
+    def test_draws_do_not_depend_on_the_default_dtype(self):
         keys, entries = torch.tensor([[7]], dtype=torch.int32), row_random.constants(1000, torch.device("cpu"))
         numbers = row_random.exponential(keys, entries)
         torch.set_default_dtype(torch.bfloat16)
@@ -274,8 +274,8 @@ class TestDraws:
 
 
 @pytest.mark.parametrize("mixer", ["transformer", "hybrid"])
-def test_a_row_takes_another_sequence_in_the_midst_of_others(mixer):
-    """The others do not notice, whatever the lengths, and it gets the tokens that it would get alone."""
+def test_row_can_be_replaced_during_generation(mixer):
+    """Other rows are not affected, and the new sequence gets the same tokens as alone."""
     model = build(MIXERS[mixer]).model
     first, second = tokens(2, 7), tokens(1, 4)
     logits, states = model.read(first)
@@ -297,8 +297,8 @@ def test_a_row_takes_another_sequence_in_the_midst_of_others(mixer):
 
 @pytest.mark.parametrize("synchronous", [True, False])
 @pytest.mark.parametrize("mixer", ["slstm", "transformer", "mamba", "hybrid"])
-def test_every_prompt_gets_the_text_that_it_gets_alone(mixer, synchronous, monkeypatch):
-    """Whatever the slots, and also when the host looks now and then, as on a GPU."""
+def test_prompts_in_slots_get_the_same_texts_as_alone(mixer, synchronous, monkeypatch):
+    """For any number of slots, also with asynchronous reads as on a GPU."""
     model = build(MIXERS[mixer])
     prompts = [tokens(1, length)[0].tolist() for length in (5, 2, 9, 1, 7, 7)]
     ends = StopConditions(20, frozenset({3, 11}))
@@ -308,15 +308,15 @@ def test_every_prompt_gets_the_text_that_it_gets_alone(mixer, synchronous, monke
     found = {answer.index: answer for answer in answers(model.model, asked, params, ends, 2)}
     monkeypatch.setattr("models.generation.row_random.new_seed", lambda: 5)
     options = {"do_sample": True, "top_k": 12, "repetition_penalty": 1.2, "eos_token_id": [3, 11], "pad_token_id": 0}
-    for index, prompt in enumerate(prompts[:5]):  # the last one is there twice
+    for index, prompt in enumerate(prompts[:5]):  # the last prompt occurs twice
         alone = model.generate(torch.tensor([prompt]), max_new_tokens=20, **options)[0, len(prompt) :].tolist()
         assert found[index].tokens == alone
         assert found[index].reason == ("end_of_text" if alone[-1] in (3, 11) else "length")
     assert len(found) == 6
 
 
-def test_a_window_grows_with_the_text(monkeypatch):
-    """Attention looks at as much of its cache as is in use."""
+def test_attention_reads_only_the_used_part_of_the_cache(monkeypatch):
+    """The window grows with the text."""
     monkeypatch.setattr(decoder, "_SHORTEST_WINDOW", 4)
     model = build(MIXERS["transformer"])
     ids = tokens(1, 3)
@@ -325,7 +325,7 @@ def test_a_window_grows_with_the_text(monkeypatch):
 
 
 @pytest.mark.parametrize("T", [1, 100, 300])
-def test_a_prompt_is_read_in_pieces(T, monkeypatch):
+def test_prompt_is_read_in_pieces(T, monkeypatch):
     monkeypatch.setattr("models.backbone._chunk_size", lambda batch: 128)
     model = SequenceModel(VOCABULARY, partial(RNNMixer, function="slstm", conv_width=4), d_model=16, num_blocks=2)
     ids, reset = tokens(2, T), F.one_hot(torch.tensor([T // 2, 0]), T).bool()

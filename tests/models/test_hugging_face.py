@@ -1,4 +1,4 @@
-"""A SequenceModel as transformers sees it: saved, loaded and generating in every way as the model itself would."""
+"""SequenceModel as a transformers model: saving, loading, forward and generation."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ MIXERS = {
     "transformer": {"name": "AttentionMixer", "num_heads": 2},
     "mlstm": {"name": "mlstm.MLSTMMixer", "num_heads": 2},
     "mamba": {"name": "mamba.MambaMixer"},
-    "hybrid": {  # by the names in its pattern
+    "hybrid": {  # mixers by their names in the pattern
         "slstm": {"name": "RNNMixer", "function": "slstm", "num_heads": 2},
         "window": {"name": "AttentionMixer", "num_heads": 2, "window": 5, "rope_base": None},
     },
@@ -29,7 +29,7 @@ def build(mixer):
     pattern = None if "name" in mixer else list(mixer)
     config = FlashRNNConfig(vocab_size=VOCABULARY, d_model=16, num_blocks=2, mixer=mixer, pattern=pattern)
     model = AutoModelForCausalLM.from_config(config).eval()
-    for parameter in model.parameters():  # so that the likeliest token depends on all that was read
+    for parameter in model.parameters():  # so that the likeliest token depends on the whole text
         torch.nn.init.normal_(parameter, std=0.5)
     return model
 
@@ -49,22 +49,22 @@ def tokens(*shape):
 
 
 def greedy(model, ids, number):
-    """Without cache and without generate()."""
+    """Return greedy tokens, computed without cache and without generate()."""
     for _ in range(number):
         ids = torch.cat((ids, model.model(ids)[:, -1:].argmax(-1)), dim=1)
     return ids
 
 
 class TestSaved:
-    def test_gives_the_same_logits_when_loaded(self, model, tmp_path):
+    def test_loaded_model_has_the_same_logits(self, model, tmp_path):
         model.save_pretrained(tmp_path)
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
         ids = tokens(2, 7)
         assert torch.equal(loaded(ids).logits, model.model(ids))
         assert isinstance(AutoConfig.from_pretrained(tmp_path), FlashRNNConfig)
 
-    def test_is_uploaded_with_the_code_that_loads_it(self, lstm, monkeypatch):
-        """As far as it goes without a hub: what would be committed."""
+    def test_push_to_hub_uploads_the_code(self, lstm, monkeypatch):
+        """Checks the files of the commit, without a hub."""
         committed = {}
 
         class Hub:
@@ -89,8 +89,8 @@ class TestSaved:
         assert logits.dtype == torch.bfloat16
         assert (logits - right).norm() / right.norm() < 0.05
 
-    def test_more_tokens(self, lstm, tmp_path):
-        """Logits of the tokens that were there stay, and the new ones are known, also when loaded."""
+    def test_embeddings_can_be_resized(self, lstm, tmp_path):
+        """Logits of old tokens do not change, and new ones are saved and loaded."""
         before = lstm(tokens(2, 7)).logits
         lstm.resize_token_embeddings(VOCABULARY + 3)
         lstm.save_pretrained(tmp_path)
@@ -99,7 +99,7 @@ class TestSaved:
         assert loaded(torch.tensor([[VOCABULARY + 2]])).logits.shape == (1, 1, VOCABULARY + 3)
         assert torch.equal(loaded(tokens(2, 7)).logits, lstm(tokens(2, 7)).logits)
 
-    def test_pickles_are_refused(self, lstm, tmp_path):
+    def test_pickled_weights_are_an_error(self, lstm, tmp_path):
         lstm.config.save_pretrained(tmp_path)
         torch.save(lstm.state_dict(), tmp_path / "pytorch_model.bin")
         with pytest.raises(OSError, match=r"model\.safetensors"):
@@ -115,23 +115,23 @@ class TestSaved:
     @pytest.mark.parametrize(
         "name", ["LSTMMixer", "nn.Linear", "mamba.MambaConfig", "mamba.MambaLayer", "os.system", ""]
     )
-    def test_a_config_names_mixers_only(self, name):
+    def test_config_can_only_name_mixers(self, name):
         with pytest.raises(ValueError, match=f"'{name}'"):
             FlashRNNForCausalLM(FlashRNNConfig(mixer={"name": name}))
 
 
 class TestForward:
-    def test_loss_is_that_of_the_next_token(self, lstm):
+    def test_loss_predicts_the_next_token(self, lstm):
         ids = tokens(2, 7)
         expected = F.cross_entropy(lstm.model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
         assert lstm(ids, labels=ids).loss.item() == pytest.approx(expected.item())
 
-    def test_logits_of_the_last_positions_alone(self, lstm):
+    def test_logits_of_only_the_last_positions(self, lstm):
         ids = tokens(2, 7)
         assert torch.equal(lstm(ids, logits_to_keep=2).logits, lstm(ids).logits[:, -2:])
         assert torch.equal(lstm(ids, logits_to_keep=torch.tensor([0, 3])).logits, lstm(ids).logits[:, [0, 3]])
 
-    def test_hidden_states_where_they_are_asked_for(self, lstm):
+    def test_hidden_states_are_returned_on_request(self, lstm):
         ids = tokens(2, 7)
         out = lstm(ids, output_hidden_states=True)
         assert len(out.hidden_states) == lstm.config.num_hidden_layers + 1
@@ -139,14 +139,14 @@ class TestForward:
         assert torch.equal(lstm.model.head(out.hidden_states[-1]), out.logits)
         assert lstm(ids).hidden_states is None
 
-    def test_a_sequence_in_pieces(self, model):
+    def test_pieces_with_a_cache_equal_the_whole(self, model):
         ids = tokens(2, 9)
         with torch.no_grad():
             first = model(ids[:, :4])
             second = model(ids[:, 4:], past_key_values=first.past_key_values)
             torch.testing.assert_close(second.logits, model(ids).logits[:, 4:], rtol=1e-4, atol=1e-4)
 
-    def test_padding_on_the_left_leaves_no_trace(self, model):
+    def test_left_padding_does_not_affect_results(self, model):
         ids, mask = tokens(2, 7), torch.ones(2, 7, dtype=torch.int64)
         mask[1, :5] = 0
         with torch.no_grad():
@@ -154,35 +154,35 @@ class TestForward:
             torch.testing.assert_close(found[:1], model(ids[:1]).logits, rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(found[1:, 5:], model(ids[1:, 5:]).logits, rtol=1e-4, atol=1e-4)
 
-    def test_padding_on_the_right_does_not_reach_what_is_before_it(self, lstm):
+    def test_right_padding_does_not_affect_earlier_tokens(self, lstm):
         ids, mask = tokens(2, 7), torch.ones(2, 7, dtype=torch.int64)
         mask[1, 5:] = 0
         assert torch.equal(lstm(ids, attention_mask=mask).logits, lstm(ids).logits)
 
     @pytest.mark.parametrize("name", ["NNLSTMMixer", "mamba.MambaMixer"])
-    def test_padding_on_the_right_is_for_all_mixers(self, name):
-        """Nothing starts after it, so nobody has to be able to reset."""
+    def test_right_padding_works_for_all_mixers(self, name):
+        """It needs no reset, because nothing follows it."""
         ids, mask = tokens(2, 7), torch.ones(2, 7, dtype=torch.int64)
         mask[1, 5:] = 0
         model = build({"name": name}).train()
         assert torch.equal(model(ids, attention_mask=mask).logits, model(ids).logits)
 
-    def test_going_on_behind_padding_on_the_right_is_an_error(self, lstm):
+    def test_continuing_after_right_padding_is_an_error(self, lstm):
         mask = torch.tensor([[1, 1, 0]])
         cache = lstm(tokens(1, 3), attention_mask=mask).past_key_values
         with pytest.raises(ValueError, match=r"tokenizer\.padding_side"):
             lstm(tokens(1, 1), attention_mask=F.pad(mask, (0, 1), value=1), past_key_values=cache)
 
-    def test_a_mask_of_another_length_is_an_error(self, lstm):
+    def test_mask_of_wrong_length_is_an_error(self, lstm):
         with pytest.raises(ValueError, match=r"\[1, 4\]: expected \[batch, 3\]"):
             lstm(tokens(1, 3), attention_mask=torch.ones(1, 4))
 
-    def test_training_makes_no_cache(self, lstm):
+    def test_training_creates_no_cache(self, lstm):
         assert lstm.train()(tokens(1, 3)).past_key_values is None
 
 
 class TestGenerate:
-    def test_greedy(self, model):
+    def test_greedy_tokens_equal_those_without_generate(self, model):
         ids = tokens(3, 5)
         assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False), greedy(model, ids, 8))
 
@@ -191,13 +191,13 @@ class TestGenerate:
         sampled = lstm.generate(ids, max_new_tokens=8, do_sample=True, top_k=1)
         assert torch.equal(sampled, greedy(lstm, ids, 8))
 
-    def test_beams_take_their_states_with_them(self, model):
+    def test_beam_search_reorders_states(self, model):
         options = {"max_new_tokens": 8, "num_beams": 4, "do_sample": False}
         ids = tokens(3, 5)
         found = model.generate(ids, **options)
         assert torch.equal(found, model.generate(ids, use_cache=False, **options))
 
-    def test_a_padded_batch_is_each_prompt_alone(self, model):
+    def test_padded_batch_equals_single_prompts(self, model):
         prompts = [tokens(1, length) for length in (2, 6, 4)]
         ids = torch.cat([F.pad(prompt, (6 - prompt.shape[1], 0), value=3) for prompt in prompts])
         mask = torch.cat([F.pad(torch.ones_like(prompt), (6 - prompt.shape[1], 0)) for prompt in prompts])
@@ -205,26 +205,26 @@ class TestGenerate:
         for row, prompt in zip(found, prompts, strict=True):
             assert torch.equal(row[6 - prompt.shape[1] :], greedy(model, prompt, 5)[0])
 
-    def test_goes_on_from_a_cache(self, lstm):
+    def test_generation_continues_from_a_cache(self, lstm):
         ids = tokens(1, 5)
         first = lstm.generate(ids, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
         more = lstm.generate(first.sequences, past_key_values=first.past_key_values, max_new_tokens=4, do_sample=False)
         assert torch.equal(more, greedy(lstm, ids, 8))
 
-    def test_reads_a_long_prompt_in_pieces(self, lstm):
+    def test_long_prompt_is_read_in_pieces(self, lstm):
         options = {"past_key_values": StateCache(), "prefill_chunk_size": 3, "max_new_tokens": 5, "do_sample": False}
         ids = tokens(2, 8)
         assert torch.equal(lstm.generate(ids, **options), greedy(lstm, ids, 5))
 
     @pytest.mark.parametrize(("name", "growth"), [("lstm", 1), ("mamba", 1), ("transformer", 10)])
-    def test_memory_of_the_context(self, name, growth):
+    def test_size_of_the_cache(self, name, growth):
         model = build(MIXERS[name])
         short, long = (model(tokens(1, length)).past_key_values for length in (10, 100))
-        positions = 2 * 8 * (growth - 1)  # of the next token, one for each block of attention
+        positions = 2 * 8 * (growth - 1)  # one for each block of attention
         assert long.nbytes == growth * short.nbytes - positions
         assert (short.get_seq_length(), long.get_seq_length()) == (10, 100)
 
-    def test_assisted_generation_is_refused(self, lstm):
+    def test_assisted_generation_is_an_error(self, lstm):
         with pytest.raises(ValueError, match="assisted"):
             lstm.generate(tokens(1, 3), assistant_model=lstm, max_new_tokens=4)
 
@@ -234,7 +234,7 @@ def test_only_language_models_have_a_config():
         FlashRNNConfig.from_hydra({"vocab_size": 3, "num_classes": 2})
 
 
-def test_caches_are_repeated_selected_and_reset(lstm):
+def test_cache_can_be_repeated_selected_and_reset(lstm):
     ids = tokens(2, 5)
     with torch.no_grad():
         cache = lstm(ids, use_cache=True).past_key_values
@@ -252,14 +252,14 @@ def test_cache_without_states_has_no_bytes():
     assert StateCache().nbytes == 0
 
 
-def test_a_model_without_mlp_stays_one(tmp_path):
+def test_model_without_mlp_can_be_saved_and_loaded(tmp_path):
     mixer = {"_target_": "models.mixers.RNNMixer", "_partial_": True, "function": "lstm", "backend": "auto"}
     sizes = {"vocab_size": 11, "num_classes": 11, "d_model": 16, "num_blocks": 1, "num_heads": 2}
     FlashRNNConfig.from_hydra({**sizes, "mlp": False, "mixer": mixer}).save_pretrained(tmp_path)
     assert FlashRNNConfig.from_pretrained(tmp_path).build().blocks[0].mlp is None
 
 
-def test_a_config_runs_no_code_of_a_module_that_nobody_imported(tmp_path, monkeypatch):
+def test_config_does_not_import_modules(tmp_path, monkeypatch):
     (tmp_path / "cell_of_somebody.py").write_text("from flashrnn.cells import GRU as CELL")
     monkeypatch.syspath_prepend(tmp_path)
     mixer = {"name": "RNNMixer", "function": "cell_of_somebody.CELL"}
@@ -269,6 +269,6 @@ def test_a_config_runs_no_code_of_a_module_that_nobody_imported(tmp_path, monkey
     assert config.import_cells().build().blocks[0].mixer.recurrence.cell.name == "gru"
 
 
-def test_embeddings_are_refused(lstm):
+def test_inputs_embeds_are_an_error(lstm):
     with pytest.raises(ValueError, match="inputs_embeds"):
         lstm(inputs_embeds=lstm.get_input_embeddings()(tokens(1, 3)))

@@ -1,4 +1,4 @@
-"""The chunked loss: PyTorch's cross-entropy of the whole logits, in value and gradients, without ever holding them."""
+"""The chunked loss has the value and gradients of PyTorch's cross-entropy, without storing all logits."""
 
 import pytest
 import torch
@@ -55,9 +55,9 @@ def test_finite_differences():
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_autocast(compiled):
-    """Padded and in bfloat16: as near to float64 as rounding x, weight and logits once allows; float32 gradients.
+    """With padding, in bfloat16: errors are those of rounding x, weight and logits once; gradients are float32.
 
-    What waits for the backward is the two gradients, no M x V of any kind.
+    Only the two gradients are stored for the backward pass, and nothing of size M x V.
     """
     function = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager") if compiled else None
     x, weight, labels = problem(torch.float32)
@@ -76,10 +76,10 @@ def test_autocast(compiled):
         assert relative(ours, of_reference) < 2 * 2**-8
 
 
-def test_the_gradient_is_scaled_without_rounding_its_factor():
-    """In half precision 1 / 171 would be off by up to 2^-9 for all rows alike."""
+def test_scale_of_the_gradient_is_not_rounded():
+    """In half precision, 1 / 171 would have a relative error of up to 2^-9 in all rows."""
     x, weight, labels = problem(torch.bfloat16)
-    x.data.mul_(1e-3)  # logits near zero, so that the softmax has no rounding error of its own
+    x.data.mul_(1e-3)  # logits near zero, so that rounding does not affect the softmax
     value, _ = linear_cross_entropy(x, weight, labels)
     (gradient,) = torch.autograd.grad(value, x)
     _, (expected, _) = reference(x, weight, labels)
@@ -87,7 +87,7 @@ def test_the_gradient_is_scaled_without_rounding_its_factor():
     assert slope.item() == pytest.approx(1, abs=2**-11)
 
 
-def test_without_gradients_nothing_is_kept():
+def test_nothing_is_saved_without_gradients():
     x, weight, labels = problem()
     with torch.no_grad():
         value, _ = linear_cross_entropy(x, weight, labels)
@@ -95,7 +95,7 @@ def test_without_gradients_nothing_is_kept():
     torch.testing.assert_close(value, reference(x, weight, labels)[0])
 
 
-def test_nothing_to_score():
+def test_loss_without_labels():
     x, weight, _ = problem()
     value, right = linear_cross_entropy(x, weight, torch.full((M,), IGNORE))
     assert value.isnan()
@@ -110,7 +110,7 @@ def test_extreme_logits_stay_finite():
 
 
 def test_gradients_of_many_rows_are_finite_in_float16():
-    """Of a token that every row has as its label: the sum of their gradients is beyond float16's largest number."""
+    """All rows have the same label, and the sum of its gradients is beyond the range of float16."""
     x = (4 * torch.ones(40_000, 8)).requires_grad_()
     weight = torch.zeros(2, 8, requires_grad=True)
     with torch.autocast("cpu", torch.float16):
@@ -121,7 +121,7 @@ def test_gradients_of_many_rows_are_finite_in_float16():
 
 @pytest.mark.parametrize("M", [1, 63, 65, 1000, 65_536])
 @pytest.mark.parametrize("V", [2, 50_257])
-def test_chunks_keep_to_their_size(monkeypatch, M, V):
+def test_chunks_have_a_limited_size(monkeypatch, M, V):
     monkeypatch.setattr(loss, "CHUNK", 2**28)
     rows = loss._rows_of_a_chunk(M, V)
     assert rows % 64 == 0

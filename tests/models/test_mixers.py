@@ -1,4 +1,4 @@
-"""Mixers: pieces with a carried state give what the whole sequence gives, and documents do not see each other."""
+"""Mixers: pieces with carried states equal the whole sequence, and documents do not affect each other."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_pieces_equal_the_whole(mixer, reset, lengths):
         torch.testing.assert_close(ours, expected)
 
 
-def test_a_document_is_computed_as_if_alone(mixer):
+def test_documents_do_not_affect_each_other(mixer):
     x = torch.randn(B, T, d, dtype=torch.float64)
     reset = torch.zeros(B, T, dtype=torch.bool)
     reset[:, 4] = True
@@ -65,7 +65,7 @@ def test_a_document_is_computed_as_if_alone(mixer):
     torch.testing.assert_close(together[:, 4:], alone)
 
 
-def test_resets_may_come_late_and_end_early(mixer):
+def test_resets_in_only_some_pieces(mixer):
     x = torch.randn(B, T, d, dtype=torch.float64)
     reset = torch.zeros(B, T, dtype=torch.bool)
     reset[1:, 5] = True
@@ -77,7 +77,7 @@ def test_resets_may_come_late_and_end_early(mixer):
     torch.testing.assert_close(torch.cat(outputs, dim=1), whole)
 
 
-def test_zeros_are_the_state_before_the_first_token(mixer):
+def test_initial_state_is_zero(mixer):
     if not carries_state(mixer):
         pytest.skip("its state is its tokens")
     x = torch.randn(B, T, d, dtype=torch.float64)
@@ -92,17 +92,17 @@ def test_causal(mixer):
     torch.testing.assert_close(mixer(x)[0][:, :6], mixer(changed)[0][:, :6])
 
 
-def test_a_window_hides_what_lies_before_it():
+def test_window_hides_earlier_tokens():
     x = torch.randn(B, T, d, dtype=torch.float64)
     mixer = AttentionMixer(d, num_heads=N, window=4).double()
     whole, (keys, values, position) = mixer(x)
-    torch.testing.assert_close(whole[:, -1], mixer(x[:, -4:])[0][:, -1])  # rotary embedding sees distances alone
+    torch.testing.assert_close(whole[:, -1], mixer(x[:, -4:])[0][:, -1])  # rotary embedding depends only on distances
     assert keys.shape == values.shape == (B, N, 3, d // N)
     assert position.tolist() == [T] * B
 
 
-def test_heads_are_normalised_apart():
-    """Scaling what one head puts out changes nothing: no mean or variance is shared between heads."""
+def test_heads_are_normalised_separately():
+    """Scaling the output of one head has no effect, because heads do not share mean and variance."""
     torch.manual_seed(0)
     mixer = RNNMixer(d, num_heads=N, function="lstm").double()
     y, _ = mixer(torch.randn(B, T, d, dtype=torch.float64))
@@ -112,7 +112,7 @@ def test_heads_are_normalised_apart():
 
 
 def test_convolution_feeds_only_its_gates():
-    """With all weights of the convolution-fed gates at zero, the convolution has no influence; else it has."""
+    """If the weights of its gates are zero, the convolution has no effect; otherwise it has one."""
     torch.manual_seed(0)
     mixer = RNNMixer(d, function="slstm", conv_width=4).double()
     x = torch.randn(B, T, d, dtype=torch.float64)
@@ -125,11 +125,11 @@ def test_convolution_feeds_only_its_gates():
 
     assert influence_of_convolution() > 0
     with torch.no_grad():
-        mixer.gates.weight.view(4, d, d)[:2] = 0  # i and f, by the order i, f, z, o
+        mixer.gates.weight.view(4, d, d)[:2] = 0  # i and f in the order i, f, z, o
     assert influence_of_convolution() == 0
 
 
-def test_own_cell_and_own_convolution_gates():
+def test_user_cell_with_convolution_gates():
     def step(a, b, h):
         return torch.tanh(a) * torch.sigmoid(b) + h / 2
 
@@ -138,7 +138,7 @@ def test_own_cell_and_own_convolution_gates():
     assert RNNMixer(d, function=cell, conv_width=2, conv_gates=("b",)).conv_fed == [False, True]
 
 
-def test_no_biases_in_the_projections():
+def test_projections_have_no_biases():
     names = {name for name, _ in RNNMixer(d, function="slstm").named_parameters()}
     assert names == {"gates.weight", "recurrence.R", "recurrence.b", "norm_weight"}
 
@@ -156,7 +156,7 @@ def test_no_biases_in_the_projections():
         (lambda: AttentionMixer(d, num_heads=2, window=0), "window=0.* 1 .*null"),
     ],
 )
-def test_bad_arguments(build, message):
+def test_wrong_arguments_are_an_error(build, message):
     with pytest.raises(ValueError, match=message):
         build()
 
@@ -168,8 +168,8 @@ def test_nn_lstm_has_one_head_and_no_resets():
         NNLSTMMixer(d)(torch.randn(B, T, d), reset=torch.zeros(B, T, dtype=torch.bool))
 
 
-def test_nn_lstm_is_the_lstm_of_one_head():
-    """The same blocks as model=lstm model.num_heads=1: carried weights give the same output; also in pieces."""
+def test_nn_lstm_equals_the_lstm_with_one_head():
+    """With copied weights, the outputs equal those of model=lstm model.num_heads=1, also in pieces."""
     torch.manual_seed(0)
     theirs, ours = NNLSTMMixer(d).double(), RNNMixer(d, function="lstm").double()
     with torch.no_grad():
@@ -181,7 +181,7 @@ def test_nn_lstm_is_the_lstm_of_one_head():
     torch.testing.assert_close(in_pieces(theirs, x, None, [2, 1, 8]), theirs(x))
 
 
-def test_nn_lstm_learns_as_the_lstm_of_one_head_does():
+def test_nn_lstm_trains_like_the_lstm_with_one_head():
     torch.manual_seed(0)
     models = [SequenceModel(11, mixer, d_model=d, num_blocks=2).double() for mixer in (NNLSTMMixer, RNNMixer)]
     theirs, ours = models
@@ -203,8 +203,8 @@ def test_nn_lstm_learns_as_the_lstm_of_one_head_does():
             optimizer.step()
 
 
-def test_rotary_angles_are_computed_once_for_all_layers():
-    """In a compiled model; otherwise every element of every layer would have its own sine."""
+def test_rotary_angles_are_computed_once():
+    """Otherwise, a compiled model would compute sines for every element of every layer."""
     calls = 0
 
     def count(graph, inputs):

@@ -1,4 +1,4 @@
-"""Prompts in pieces: as read at once, with functions in the place of CUDA graphs and streams."""
+"""Prompts read in pieces, tested with functions in place of CUDA graphs and streams."""
 
 import copy
 from contextlib import nullcontext
@@ -17,7 +17,7 @@ from models.walk import modules
 
 
 def by_definition(x, update, weight, head_weight, head_dim):
-    """What flashrnn.decoding.add_norm computes."""
+    """Compute the result of `flashrnn.decoding.add_norm` by PyTorch."""
     if head_weight is not None:
         update = F.layer_norm(update.view(*x.shape[:-1], -1, head_dim), (head_dim,)).view(x.shape) * head_weight
     x += update.view(x.shape)
@@ -26,7 +26,7 @@ def by_definition(x, update, weight, head_weight, head_dim):
 
 @pytest.fixture
 def captured_sizes(monkeypatch):
-    """Lets a PromptReader serve the processor; returns the sizes of the pieces that it has captured."""
+    """Let a PromptReader run on the processor; return a list of the sizes of captured pieces."""
     sizes = []
 
     def capture(self, model, plain, size, padded):
@@ -57,7 +57,7 @@ def build(function="lstm"):
 
 @pytest.mark.parametrize("function", ["lstm", "gru"])
 @torch.no_grad()
-def test_prompts_in_pieces_are_read_as_at_once(captured_sizes, function):
+def test_prompts_in_pieces_equal_whole_prompts(captured_sizes, function):
     model, reader = build(function).model, PromptReader()
     for length in (21, 8, 7, 30, 2, 9):
         ids = torch.randint(29, (1, length))
@@ -69,12 +69,12 @@ def test_prompts_in_pieces_are_read_as_at_once(captured_sizes, function):
         found, _ = reader.read(model, more, states, None)
         expected, _ = model.hidden_states(more, of_expected, None)
         torch.testing.assert_close(found, model.head(expected[:, -1]))
-        torch.testing.assert_close(states, of_expected)  # which later prompts leave alone
+        torch.testing.assert_close(states, of_expected)  # later prompts do not change them
     assert sorted(captured_sizes) == [(2, False), (4, False), (8, False), (8, True)]
 
 
 @torch.no_grad()
-def test_graphs_are_captured_again_for_other_weights(captured_sizes):
+def test_graphs_are_captured_again_for_new_weights(captured_sizes):
     model, reader, ids = build().model, PromptReader(), torch.randint(29, (1, 8))
     for _ in range(3):
         reader.read(model, ids, None, None)
@@ -88,7 +88,7 @@ def test_graphs_are_captured_again_for_other_weights(captured_sizes):
 
 
 @torch.no_grad()
-def test_a_piece_that_cannot_be_captured_is_read_without_a_graph(captured_sizes, monkeypatch):
+def test_failed_capture_falls_back_with_a_warning(captured_sizes, monkeypatch):
     model, reader, ids = build().model, PromptReader(), torch.randint(29, (1, 8))
 
     def capture(*_):
@@ -106,7 +106,7 @@ def test_a_piece_that_cannot_be_captured_is_read_without_a_graph(captured_sizes,
 
 
 @torch.no_grad()
-def test_lack_of_memory_for_a_graph_is_an_error(captured_sizes, monkeypatch):
+def test_out_of_memory_during_capture_is_an_error(captured_sizes, monkeypatch):
     def capture(*_):
         raise torch.OutOfMemoryError
 
@@ -118,7 +118,7 @@ def test_lack_of_memory_for_a_graph_is_an_error(captured_sizes, monkeypatch):
 
 
 @torch.no_grad()
-def test_what_it_does_not_serve_is_read_by_the_model(captured_sizes):
+def test_unsupported_prompts_are_read_by_the_model(captured_sizes):
     model, reader = build().model, PromptReader()
     ids = torch.randint(29, (2, 8))
     assert reader.begin(model, ids) is None
@@ -131,7 +131,7 @@ def test_what_it_does_not_serve_is_read_by_the_model(captured_sizes):
 
 
 class TestGenerate:
-    """`generate` begins with the prompt where it can, with the same text."""
+    """`generate` starts reading the prompt early if possible, with the same text."""
 
     @pytest.fixture
     def model(self, captured_sizes, monkeypatch):
@@ -149,13 +149,13 @@ class TestGenerate:
         return model
 
     def expected(self, model, ids, **options):
-        hook = model.model.register_forward_hook(lambda *_: None)  # which a Decoder does not serve
+        hook = model.model.register_forward_hook(lambda *_: None)  # a Decoder does not support hooks
         found = model.generate(ids, do_sample=False, max_new_tokens=6, **options)
         hook.remove()
         return found
 
     @pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"attention_mask": None}, {"pad_token_id": 0}])
-    def test_text_is_that_of_transformers(self, model, options):
+    def test_text_equals_transformers(self, model, options):
         ids = torch.randint(1, 29, (1, 11))
         for _ in range(3):
             assert torch.equal(
@@ -163,19 +163,19 @@ class TestGenerate:
             )
         assert model._ahead is None
 
-    def test_the_prompt_is_read_once(self, model):
+    def test_prompt_is_read_once(self, model):
         ids = torch.randint(1, 29, (1, 11))
         model.generate(ids, do_sample=False, max_new_tokens=6, attention_mask=torch.ones_like(ids))
         assert len(self.begun) == 1
 
-    def test_padding_that_transformers_finds_is_heeded(self, model):
+    def test_padding_found_by_transformers_is_respected(self, model):
         ids = torch.randint(1, 29, (1, 11))
         ids[0, :4] = 0
         found = model.generate(ids, do_sample=False, max_new_tokens=6, pad_token_id=0)
         alone = self.expected(model, ids[:, 4:], pad_token_id=0)
         assert torch.equal(found[:, 11:], alone[:, 7:])
 
-    def test_a_text_goes_on_from_a_cache(self, model):
+    def test_generation_continues_from_a_cache(self, model):
         ids = torch.randint(1, 29, (1, 11))
         options = {"do_sample": False, "max_new_tokens": 6, "return_dict_in_generate": True}
         first = model.generate(ids, **options)

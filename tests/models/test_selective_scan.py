@@ -1,4 +1,4 @@
-"""The kernels of Mamba's scan, in Triton's interpreter, give what mambapy's scan gives."""
+"""The kernels of Mamba's scan in Triton's interpreter, compared with mambapy's scan."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import torch
 
 from models.mixers.selective_scan import SelectiveScan, selective_scan
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # when Triton was imported, which its reductions need
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # set before Triton's import, as its reductions require
 in_interpreter = pytest.mark.skipif(not INTERPRETED, reason="run by test_in_the_interpreter")
 
 
@@ -41,7 +41,7 @@ def assert_close(ours, expected):
 
 @in_interpreter
 @pytest.mark.parametrize("sizes", [(2, 5, 70, 16), (3, 1, 10, 5)])
-def test_is_the_scan_of_mambapy(sizes):
+def test_scan_equals_mambapy(sizes):
     u, step, A, B, C, first = tensors = inputs(*sizes)
     reset = torch.rand(sizes[:2]) < 0.2
     expected = selective_scan(*tensors, reset)
@@ -51,7 +51,7 @@ def test_is_the_scan_of_mambapy(sizes):
 
 
 @in_interpreter
-def test_is_mapped_over_models_with_weights_and_inputs_of_their_own():
+def test_vmap_over_weights_and_inputs():
     each = [inputs(2, 6, 20, 16, seed) for seed in range(2)]
     stacked = [torch.stack([tensors[k].detach() for tensors in each]).requires_grad_() for k in range(6)]
 

@@ -1,4 +1,4 @@
-"""What is missing among the results of a GPU is known and measured in order, as long as there is time."""
+"""Missing results of a GPU are found and measured in order within a time limit."""
 
 import json
 import re
@@ -18,7 +18,7 @@ def leave(folder, name, commit):
     (folder / f"{name}.json").write_text(json.dumps({"commit": commit, "rows": []}))
 
 
-def test_what_is_absent_or_of_another_commit_is_missing(tmp_path):
+def test_absent_results_and_those_of_other_commits_are_missing(tmp_path):
     leave(tmp_path, "calls", "abc")
     leave(tmp_path, "step", "earlier")
     names = [entry.file for entry in record.missing(tmp_path, "abc")]
@@ -29,7 +29,7 @@ INDEX = re.findall(r"\| `((?:benchmark|reproduce) .*)` \|$", (RESULTS / "README.
 
 
 @pytest.mark.parametrize("command", sorted({*INDEX, *(entry.command for entry in record.RECORD)}))
-def test_commands_of_results_have_names_and_keys_that_exist(command):
+def test_commands_of_results_are_valid(command):
     module, *words = shlex.split(command)
     arguments = {"benchmark": benchmark, "reproduce": reproduce}[module].arguments(words)
     asked = config(*arguments, name=module)
@@ -38,7 +38,7 @@ def test_commands_of_results_have_names_and_keys_that_exist(command):
         config(*asked.overrides)
 
 
-def test_commands_run_in_order_until_the_time_is_over(monkeypatch):
+def test_commands_run_in_order_until_the_time_limit(monkeypatch):
     events = []
 
     class Process:
@@ -60,7 +60,7 @@ def test_commands_run_in_order_until_the_time_is_over(monkeypatch):
     assert events == ["begin first", "begin long", "signal long"]
 
 
-def test_the_command_says_what_is_missing(monkeypatch, capsys, tmp_path):
+def test_command_lists_missing_results(monkeypatch, capsys, tmp_path):
     leave(tmp_path, "calls", "abc")
     monkeypatch.setattr(sys, "argv", ["results", "list=true"])
     monkeypatch.setattr("benchmarks.RESULTS", tmp_path.parent)

@@ -1,4 +1,4 @@
-"""Results of the paper: runs are made once and collected whole, pages say what the data says, beside the paper's."""
+"""Results of the paper: training and collecting runs, and the pages made from their data."""
 
 import json
 import math
@@ -42,7 +42,7 @@ H100, H200 = RESULTS / "h100", RESULTS / "h200"
 
 
 def leave_run(folder, model="lstm", data="parity", seed=0, accuracies=(1.0, 0.5), chance=0.5, step=250, fitted=1.0):
-    """What scripts.train leaves of a run; without accuracies, of one that failed."""
+    """Write the files of a run of scripts.train; without `accuracies`, those of a failed run."""
     (folder / ".hydra").mkdir(parents=True)
     choices = {"model": model, "data": data, "experiment": "parity"}
     (folder / ".hydra" / "hydra.yaml").write_text(yaml.safe_dump({"hydra": {"runtime": {"choices": choices}}}))
@@ -78,7 +78,7 @@ def rows(page):
     return [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if line.startswith("|")]
 
 
-def test_a_parity_page_says_what_the_runs_and_the_paper_say(tmp_path):
+def test_parity_page_shows_runs_and_the_paper(tmp_path):
     leave_run(tmp_path / "runs" / "0_lstm")
     leave_run(tmp_path / "runs" / "1_lstm", seed=1, accuracies=(1.0, 1.0))
     leave_run(tmp_path / "runs" / "0_mamba", model="mamba", accuracies=(0.5, 0.5))
@@ -97,7 +97,7 @@ def test_a_parity_page_says_what_the_runs_and_the_paper_say(tmp_path):
     assert figure.stat().st_size > 10_000
 
 
-def test_a_page_of_recall_says_who_is_right_beyond_training(tmp_path):
+def test_recall_page_names_models_that_extrapolate(tmp_path):
     task = "recall_symmetric_3_8_of_16"
     for model, accuracies in {"lstm": (0.5, 0.25), "hybrid": (1.0, 1.0), "transformer": (0.5, 0.2)}.items():
         leave_run(tmp_path / "runs" / f"0_{model}", model=model, data=task, accuracies=accuracies)
@@ -108,11 +108,11 @@ def test_a_page_of_recall_says_who_is_right_beyond_training(tmp_path):
     page, figure = write("recall", recall, recall.measure(options), tmp_path)
     assert [row[0] for row in rows(page)[2:]] == ["transformer", "lstm", "hybrid"]
     assert rows(page)[-1] == ["hybrid", "1,234", "1.0000", "1.0000", "1.0000", "1 of 1"]
-    assert re.search(r"\(above 0\.99\): hybrid\.", page.read_text())
+    assert "Accuracy above 0.99 beyond the training lengths: hybrid." in page.read_text()
     assert figure.exists()
 
 
-def test_a_state_tracking_page_has_tasks_by_models(tmp_path):
+def test_state_tracking_page_is_a_table_of_tasks_by_models(tmp_path):
     for seed, accuracy in enumerate((1.0, 0.9)):
         leave_run(tmp_path / "runs" / f"s3_{seed}", data="s3", seed=seed, accuracies=(accuracy,) * 2, chance=1 / 6)
     leave_run(tmp_path / "runs" / "parity", model="transformer", accuracies=(0.5, 0.5))
@@ -126,7 +126,7 @@ def test_a_state_tracking_page_has_tasks_by_models(tmp_path):
     assert figure.exists()
 
 
-def test_a_state_tracking_page_says_what_was_selected_and_what_does_not_fit(tmp_path):
+def test_state_tracking_page_shows_selected_settings_and_marks(tmp_path):
     leave_run(tmp_path / "runs" / "s3", data="s3", fitted=0.9)
     leave_run(tmp_path / "runs" / "selection", data="s3", seed=SELECTION_SEED, fitted=0.8)
     for run, own in (("s3", ""), ("selection", ", seed=100")):
@@ -138,7 +138,7 @@ def test_a_state_tracking_page_says_what_was_selected_and_what_does_not_fit(tmp_
     assert ["s3", "lstm", "1", "false", "2e-3", "0.800", "0.900", "0.555", "0 of 1"] in rows(page)
 
 
-def test_a_task_that_no_run_of_the_selection_has_begun_to_learn_is_told():
+def test_tasks_that_no_selection_run_learnt_are_found():
     found = {"s3": (0.2, 0.9), "s5": (0.05, 0.06), "a5": (0.02, 0.9)}
     selections = [
         {"data": task, "in_distribution": {"accuracy": value}} for task, values in found.items() for value in values
@@ -146,7 +146,7 @@ def test_a_task_that_no_run_of_the_selection_has_begun_to_learn_is_told():
     assert state_tracking.not_learnt(selections, {"s3": 1 / 6, "s5": 1 / 120}) == ["s5"]
 
 
-def test_the_kernel_that_attention_ran_by_is_counted():
+def test_attention_kernels_are_counted():
     content = json.loads((H100 / "kernels_main.json").read_text())
     attention = [row for row in content["rows"] if row["implementation"] == "attention"][:3]
     content["rows"] = [
@@ -155,7 +155,7 @@ def test_the_kernel_that_attention_ran_by_is_counted():
     assert kernel_speed.attention_kernels([content]) == {"cudnn": 2, "flash_2": 1}
 
 
-def test_the_settings_that_are_best_at_lengths_of_training_are_selected(tmp_path):
+def test_settings_with_the_best_accuracy_at_training_lengths_are_selected(tmp_path):
     candidates = [Run(tmp_path / str(k), ("data=s3", *setting)) for k, setting in enumerate(GRID)]
     assert selected(candidates) is None
     for k, accuracy in ((1, 0.5), (3, 0.9), (7, 0.9)):
@@ -163,12 +163,12 @@ def test_the_settings_that_are_best_at_lengths_of_training_are_selected(tmp_path
     assert selected(candidates) == GRID[3]
 
 
-def test_extrapolated_accuracy_counts_every_length_alike():
+def test_extrapolated_accuracy_weighs_all_lengths_equally():
     parts = [{"lengths": [40, 63], "accuracy": 1.0}, {"lengths": [64, 255], "accuracy": 0.5}]
     assert extrapolated({"ranges": parts}) == pytest.approx((24 + 192 / 2) / 216)
 
 
-def test_rows_say_how_a_run_was_called_and_how_fast_it_was(tmp_path):
+def test_rows_contain_overrides_and_speed(tmp_path):
     leave_run(tmp_path / "0_lstm", seed=3)
     (row,) = collect(tmp_path)
     assert row["overrides"] == ["model=lstm"]
@@ -176,7 +176,7 @@ def test_rows_say_how_a_run_was_called_and_how_fast_it_was(tmp_path):
     assert (row["step_time"], row["tokens_per_second"]) == (2.0, 50.0)
 
 
-def test_the_batch_of_a_row_is_that_of_an_optimizer_step(tmp_path):
+def test_batch_size_of_a_row_is_that_of_an_optimizer_step(tmp_path):
     leave_run(tmp_path / "0_lstm")
     file = tmp_path / "0_lstm" / "eval.json"
     evaluation = json.loads(file.read_text()) | {"devices": 2}
@@ -185,7 +185,7 @@ def test_the_batch_of_a_row_is_that_of_an_optimizer_step(tmp_path):
     assert collect(tmp_path)[0]["batch_size"] == 768
 
 
-def test_runs_join_those_of_a_file_and_replace_the_ones_called_alike(tmp_path):
+def test_runs_are_added_to_a_file_and_replace_those_with_equal_overrides(tmp_path):
     leave_run(tmp_path / "new" / "0_lstm", seed=7)
     leave_run(tmp_path / "new" / "0_gru", model="gru")
     earlier = tmp_path / "earlier.json"
@@ -197,7 +197,7 @@ def test_runs_join_those_of_a_file_and_replace_the_ones_called_alike(tmp_path):
     leave_run(tmp_path / "failed" / "0_lstm", accuracies=None)
     leave_run(tmp_path / "failed" / "1_lstm", model="mamba")
     (_, _, other) = collect(tmp_path / "failed", earlier)
-    assert (other["model"], "error" in other) == ("mamba", False)  # the result that there was stays
+    assert (other["model"], "error" in other) == ("mamba", False)  # the earlier result is kept
     with pytest.raises(ValueError, match="kernels_main"):
         collect(tmp_path / "new", H100 / "kernels_main.json")
 
@@ -210,14 +210,14 @@ def test_runs_join_those_of_a_file_and_replace_the_ones_called_alike(tmp_path):
         (["roofline", "runs=.", "add_to=FILE"], "runs, add_to: .*language_model"),
     ],
 )
-def test_what_cannot_be_added_to(arguments, message, monkeypatch):
+def test_invalid_add_to_is_an_error(arguments, message, monkeypatch):
     file = str(RESULTS / "cpu" / "parity.json")
     monkeypatch.setattr("sys.argv", ["reproduce", *(argument.replace("FILE", file) for argument in arguments)])
     with pytest.raises(SystemExit, match=message):
         reproduce.main()
 
 
-def test_results_are_not_lost_to_a_collection_of_other_runs(tmp_path):
+def test_collecting_other_runs_does_not_overwrite_results(tmp_path):
     leave_run(tmp_path / "runs" / "0_lstm")
     options = Options(runs=tmp_path / "runs", out=tmp_path)
     (file,) = PARITY.measure(options)
@@ -230,31 +230,31 @@ def test_results_are_not_lost_to_a_collection_of_other_runs(tmp_path):
 
 
 @pytest.mark.parametrize("other", [{"seed": 0}, {"seed": 1, "step": 9}], ids=["seed", "steps"])
-def test_a_row_is_of_runs_that_differ_in_their_seeds_alone(tmp_path, other):
+def test_runs_of_a_row_must_differ_only_in_their_seeds(tmp_path, other):
     leave_run(tmp_path / "0_lstm")
     leave_run(tmp_path / "other", **other)
     with pytest.raises(ValueError, match=r"lstm .*parity .*`model=lstm`.*`"):
         PARITY.measure(Options(runs=tmp_path, out=tmp_path))
 
 
-def test_nothing_to_collect(tmp_path):
+def test_folder_without_runs_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=str(tmp_path)):
         collect(tmp_path)
 
 
-def test_nothing_that_has_finished(tmp_path):
+def test_folder_without_finished_runs_is_an_error(tmp_path):
     leave_run(tmp_path / "0_gru", model="gru", accuracies=None)
     with pytest.raises(ValueError, match=rf"{tmp_path} [\s\S]*error: out of memory: `model=gru`"):
         collect(tmp_path)
 
 
-def test_a_run_that_was_resumed_elsewhere_did_not_fail(tmp_path):
+def test_run_resumed_in_another_folder_is_not_a_failure(tmp_path):
     leave_run(tmp_path / "broken_off", accuracies=None)
     leave_run(tmp_path / "went_on")
     assert [row.get("error") for row in collect(tmp_path)] == [None]
 
 
-def test_later_evaluations_do_not_stand_for_the_run(tmp_path):
+def test_later_evaluations_are_ignored(tmp_path):
     leave_run(tmp_path / "0_lstm")
     later = tmp_path / "0_lstm" / "evaluate_later" / "eval.json"
     later.parent.mkdir()
@@ -262,7 +262,7 @@ def test_later_evaluations_do_not_stand_for_the_run(tmp_path):
     assert collect(tmp_path)[0]["parameters"] == 1234
 
 
-def test_runs_are_skipped_resumed_or_begun(tmp_path, monkeypatch, capfd):
+def test_runs_are_skipped_resumed_or_started(tmp_path, monkeypatch, capfd):
     commands = []
 
     def run(command, stdout, **_):
@@ -275,7 +275,7 @@ def test_runs_are_skipped_resumed_or_begun(tmp_path, monkeypatch, capfd):
     (tmp_path / "finished" / ".hydra" / "overrides.yaml").write_text("[name=finished, seed=1, ckpt_path=x]")
     broken_off = tmp_path / "broken_off"
     (broken_off / "checkpoints").mkdir(parents=True)
-    (broken_off / "checkpoints" / "previous.ckpt").touch()  # killed when it had moved last.ckpt away
+    (broken_off / "checkpoints" / "previous.ckpt").touch()  # killed after last.ckpt was moved away
     names = ("finished", "broken_off", "new")
     train([Run(tmp_path / name, (f"name={name}",)) for name in names], Options(overrides=("seed=1",)))
     assert [command[0] for command in commands] == ["name=broken_off", "name=new"]
@@ -285,13 +285,13 @@ def test_runs_are_skipped_resumed_or_begun(tmp_path, monkeypatch, capfd):
     assert re.search("name=new .*error: no such thing", capfd.readouterr().out)
 
 
-def test_a_run_that_was_called_otherwise_is_not_taken(tmp_path):
+def test_run_with_other_overrides_is_an_error(tmp_path):
     leave_run(tmp_path / "0_lstm")
     with pytest.raises(ValueError, match=r"0_lstm .*`model=lstm`.*`model=lstm seed=1`"):
         train([Run(tmp_path / "0_lstm", ("model=lstm",))], Options(overrides=("seed=1",)))
 
 
-def test_a_task_set_by_its_key_is_the_task(tmp_path):
+def test_task_is_that_of_the_evaluation(tmp_path):
     leave_run(tmp_path / "0_lstm", data="parity")
     file = tmp_path / "0_lstm" / "eval.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"task": "even_pairs"}))
@@ -301,7 +301,7 @@ def test_a_task_set_by_its_key_is_the_task(tmp_path):
 @pytest.mark.parametrize(
     ("name", "what"), [("parity", "accuracies of parity"), ("loss_curves", "step times"), ("context", "step times")]
 )
-def test_runs_of_something_else_are_refused(name, what, tmp_path):
+def test_runs_of_another_result_are_an_error(name, what, tmp_path):
     leave_run(tmp_path / "0_lstm")
     file = tmp_path / "0_lstm" / "eval.json"
     result = json.loads(file.read_text())
@@ -311,7 +311,7 @@ def test_runs_of_something_else_are_refused(name, what, tmp_path):
         reproduce.load(name).measure(Options(runs=tmp_path, out=tmp_path))
 
 
-def test_a_run_that_failed_before_its_first_checkpoint_is_replaced(tmp_path, monkeypatch):
+def test_run_that_failed_before_its_first_checkpoint_is_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0))
     record = tmp_path / "run" / ".hydra"
     record.mkdir(parents=True)
@@ -321,19 +321,19 @@ def test_a_run_that_failed_before_its_first_checkpoint_is_replaced(tmp_path, mon
 
 
 @pytest.mark.parametrize("wrong", ["seeds=1", "optim.lr=fast", "trainer.accelerator=gpu"])
-def test_a_wrong_setting_begins_no_run(wrong, tmp_path, monkeypatch):
+def test_wrong_override_starts_no_run(wrong, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     with pytest.raises((ConfigCompositionException, ValueError), match=wrong.partition("=")[0]):
         train([Run(tmp_path / "new", ("name=new",))], Options(overrides=(wrong,)))
     assert not (tmp_path / "new").exists()
 
 
-def test_the_error_of_a_job_of_a_sweep_is_in_its_log(tmp_path):
+def test_error_of_a_sweep_job_is_read_from_its_log(tmp_path):
     (tmp_path / "train.log").write_text("[2026-01-01][training.failed_run][ERROR] - failed\nValueError: too large\n")
     assert failure(tmp_path) == "ValueError: too large"
 
 
-def test_an_interrupt_lets_no_further_run_begin(tmp_path, monkeypatch):
+def test_interrupt_starts_no_further_runs(tmp_path, monkeypatch):
     begun = []
 
     def run(command, **_):
@@ -349,7 +349,7 @@ def test_an_interrupt_lets_no_further_run_begin(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_real_run_is_collected(tmp_path):
+def test_real_run_is_collected(tmp_path):
     sizes = ("model.d_model=8", "model.num_blocks=1", "data.max_length=6", "data.eval_lengths=[6,9]")
     short = ("data.eval_batches=1", "schedule.warmup_steps=1", "trainer.max_steps=20", "trainer.accelerator=cpu")
     run = Run(tmp_path / "0_elman", ("experiment=parity", "data=s3", "model=elman", *sizes, *short))
@@ -365,7 +365,7 @@ def test_a_real_run_is_collected(tmp_path):
     ("name", "quick", "compiled"),
     [("parity", True, set()), ("parity", False, {"mlstm"}), ("state_tracking", False, {"mlstm"})],
 )
-def test_what_wins_back_the_time_of_compiling_is_compiled(name, quick, compiled, monkeypatch, tmp_path):
+def test_models_that_benefit_are_compiled(name, quick, compiled, monkeypatch, tmp_path):
     asked = []
     for module in ("runs", "state_tracking"):
         monkeypatch.setattr(f"reproduction.{module}.train", lambda runs, options: asked.extend(runs))
@@ -387,7 +387,7 @@ def test_seeds_of_a_model_train_together_on_a_gpu(monkeypatch, tmp_path):
     assert of_models == [{(f"model={model}", f"seed={seed}") for seed in SEEDS} for model in MODELS]
 
 
-def test_a_quick_result_does_not_replace_a_full_one(tmp_path):
+def test_quick_result_does_not_replace_a_full_one(tmp_path):
     file = save("parity", Options(out=tmp_path), {"runs": []})
     with pytest.raises(ValueError, match=f"{file} .*out="):
         save("parity", Options(quick=True, out=tmp_path), {"runs": []})
@@ -395,12 +395,12 @@ def test_a_quick_result_does_not_replace_a_full_one(tmp_path):
 
 @pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
 @pytest.mark.parametrize("module", [language_model, loss_curves], ids=["language_model", "loss_curves"])
-def test_language_models_are_asked_for_in_keys_that_exist(module, quick, monkeypatch, tmp_path):
+def test_overrides_of_language_models_are_valid(module, quick, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr("reproduction.runs.train", lambda runs, options: asked.extend(runs))
     monkeypatch.setattr(module, "collect", lambda folder, *more: [])
     (file,) = reproduce.load(module.__name__.split(".")[-1]).measure(Options(quick=quick, out=tmp_path))
-    assert file.stem not in titles("benchmark")  # or it would replace a benchmark's
+    assert file.stem not in titles("benchmark")  # it must not replace a benchmark's file
     assert len(asked) == len(paper("language_model") if module is language_model else loss_curves.MODELS)
     for run in asked:
         composed = config(*run.overrides, f"run_dir={run.folder}")
@@ -421,7 +421,7 @@ def test_contexts_are_trained_on_the_same_number_of_tokens(quick, monkeypatch, t
     assert {one.data.context_length for one in composed} == set(context.CONTEXTS)
 
 
-def test_a_page_of_contexts_says_the_perplexity_at_every_position(tmp_path):
+def test_context_page_shows_perplexity_by_position(tmp_path):
     def run(model, context_length, stateful, *perplexities, seen=None, lane=None):
         losses = [math.log(perplexity) for perplexity in perplexities]
         return {
@@ -457,7 +457,7 @@ def test_a_page_of_contexts_says_the_perplexity_at_every_position(tmp_path):
     assert expected in context._finding(runs)
 
 
-def test_a_page_over_length_says_perplexity_state_and_speed(tmp_path):
+def test_over_length_page_shows_perplexity_state_and_speed(tmp_path):
     def run(model, stateful, perplexities, sizes, seen=None):
         losses = [math.log(perplexity) for perplexity in perplexities]
         return {
@@ -498,7 +498,7 @@ def test_a_page_over_length_says_perplexity_state_and_speed(tmp_path):
     assert figure.exists()
 
 
-def test_language_models_beside_the_table_of_the_paper():
+def test_language_model_table_shows_runs_and_the_paper():
     run = {
         "experiment": "python_160m", "model": "lstm", "num_heads": 1, "seed": 0, "devices": 1, "parameters": 190506240,
         "step": 920, "step_time": 0.1, "tokens_per_second": 327_680.0, "perplexity": 15.55, "overrides": ["seed=0"],
@@ -517,9 +517,9 @@ def test_language_models_beside_the_table_of_the_paper():
     runs = [broken, run | {"seed": 1, "perplexity": 16.0}, run, alternating, cudnn, scaled]
     contents = [{"quick": True, "runs": runs}]
     _, fused, by_steps, by_cudnn, *others = language_model.LANGUAGE_MODEL.table(contents)
-    assert fused[3::2] == ["190", "0.200", "1.7", "15.6 (30 M)"]  # 524,288 tokens on eight, 30,000 times
+    assert fused[3::2] == ["190", "0.200", "1.7", "15.6 (30 M)"]  # 524,288 tokens on eight GPUs, 30,000 steps
     assert by_steps[9] == "15.7 (30 M)"
-    assert by_cudnn[9] == "15.8 (30 M)"  # the one whose gradients were scaled
+    assert by_cudnn[9] == "15.8 (30 M)"  # the run with scaled gradients
     assert all(row[3::2] == ["", "", "", ""] for row in others)
     notes = " ".join(language_model.LANGUAGE_MODEL.notes(contents))
     assert "scaled-down" in notes
@@ -527,7 +527,7 @@ def test_language_models_beside_the_table_of_the_paper():
     assert re.search(r"`lstm, 1 head`, `nn_lstm, 1 head, trainer\.p.*model\.mixer\.backend=cuda` .*1001\.0", notes)
 
 
-def test_loss_curves_of_runs_that_logged_little(tmp_path):
+def test_loss_curves_of_runs_with_few_logged_steps(tmp_path):
     run = {"model": "lstm", "num_heads": 1, "seed": 0, "overrides": [], "perplexity": 9.0, "step_time": 0.1}
     for points in (3, 30):
         curve = [[10 * number, 5.0] for number in range(points)]
@@ -535,7 +535,7 @@ def test_loss_curves_of_runs_that_logged_little(tmp_path):
         assert (tmp_path / "drawn.png").stat().st_size > 0
 
 
-def test_loss_curves_of_different_texts_are_not_drawn_side_by_side(monkeypatch, tmp_path):
+def test_loss_curves_of_different_texts_are_an_error(monkeypatch, tmp_path):
     run = {"perplexity": 12.5, "step_time": 0.07, "environment": {"device": "a GPU"}, "experiment": "python_160m"}
     found = [run | {"unigram_perplexity": unigram} for unigram in (1026.7, 1031.5)]
     monkeypatch.setattr(loss_curves, "collect", lambda *_: found)
@@ -546,14 +546,14 @@ def test_loss_curves_of_different_texts_are_not_drawn_side_by_side(monkeypatch, 
         loss_curves.LOSS_CURVES.measure(Options(runs=tmp_path, out=tmp_path))
 
 
-def test_language_models_that_are_not_in_the_table(monkeypatch, tmp_path):
+def test_language_models_outside_of_the_table_are_an_error(monkeypatch, tmp_path):
     run = {"perplexity": 12.5, "step_time": 0.07, "model": "gru", "num_heads": 3, "overrides": [], "seed": 0}
     monkeypatch.setattr(language_model, "collect", lambda *_: [run])
     with pytest.raises(ValueError, match=str(tmp_path)):
         language_model.LANGUAGE_MODEL.measure(Options(runs=tmp_path, out=tmp_path))
 
 
-def test_loss_curves_are_those_of_the_finished_runs(tmp_path):
+def test_loss_curves_contain_only_finished_runs(tmp_path):
     finished = {
         "model": "lstm", "overrides": ["model=lstm"], "num_heads": 12, "parameters": 164553984, "step": 30,
         "perplexity": 12.5, "step_time": 0.07, "tokens_per_second": 468_000.0, "seed": 0,
@@ -569,7 +569,7 @@ def test_loss_curves_are_those_of_the_finished_runs(tmp_path):
     assert figure.exists()
 
 
-def test_language_models_are_told_apart_by_the_overrides_that_they_do_not_share():
+def test_names_contain_overrides_that_are_not_shared():
     def run(model, *more, seed=0):
         return {
             "model": model,
@@ -592,7 +592,7 @@ def test_language_models_are_told_apart_by_the_overrides_that_they_do_not_share(
         ("complexity", ["kernels_length", "kernels_batch", "kernels_heads"], "exponent"),
     ],
 )
-def test_pages_of_files_measured_elsewhere(tmp_path, name, sources, number):
+def test_pages_of_stored_results(tmp_path, name, sources, number):
     files = [H200 / f"{source}.json" for source in sources]
     page, figure = write(name, reproduce.load(name), files, tmp_path)
     assert page == tmp_path / "h200" / f"{name}.md"
@@ -601,14 +601,14 @@ def test_pages_of_files_measured_elsewhere(tmp_path, name, sources, number):
     assert figure.exists()
 
 
-def test_times_of_two_gpus_do_not_stand_side_by_side(tmp_path):
+def test_times_of_two_gpus_are_an_error(tmp_path):
     files = [H200 / "kernels_heads.json", H100 / "kernels_main.json"]
     with pytest.raises(ValueError, match="NVIDIA H100 80GB HBM3 and NVIDIA H200"):
         write("kernel_speed", reproduce.load("kernel_speed"), files, tmp_path)
 
 
-def test_what_was_measured_with_care_counts_and_other_runs_are_marked():
-    """Of files that share a job, the one that was no quick run; a ratio says where it is of two runs."""
+def test_full_runs_take_precedence_and_ratios_of_two_runs_are_marked():
+    """If several files contain a job, the full run counts. Ratios between two runs have a mark."""
 
     def row(name, ms, run, D=64):
         case = {"function": "lstm", "N": 768 // D, "D": D, "B": 16, "T": 1024, "dtype": "bfloat16", "mode": "forward"}
@@ -632,18 +632,18 @@ def test_what_was_measured_with_care_counts_and_other_runs_are_marked():
     assert "†" in kernel_speed.KERNEL_SPEED.what
 
 
-def test_a_commit_with_changes_says_so():
+def test_short_commit_keeps_the_dirty_mark():
     assert short("a" * 40) == "a" * 12
     assert short("a" * 40 + "-dirty") == "a" * 12 + "-dirty"
 
 
-def test_a_file_of_something_else_is_refused(tmp_path):
+def test_file_of_another_result_is_an_error(tmp_path):
     file = H100 / "numerical_error.json"
     with pytest.raises(ValueError, match=r"numerical_error.*roofline.*kernels_heads"):
         write("roofline", reproduce.load("roofline"), [file], tmp_path)
 
 
-def test_without_a_gpu_one_line_says_what_can_be_done(monkeypatch):
+def test_missing_gpu_is_an_error_with_advice(monkeypatch):
     monkeypatch.setattr("sys.argv", ["reproduce", "kernel_speed"])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SystemExit, match=r"error: .*NVIDIA GPU.*files="):
@@ -666,13 +666,13 @@ def test_without_a_gpu_one_line_says_what_can_be_done(monkeypatch):
         (["parity", "files=[nowhere.json]"], r"nowhere\.json"),
     ],
 )
-def test_keys_that_change_nothing_are_refused(asked, error, monkeypatch):
+def test_useless_and_invalid_keys_are_an_error(asked, error, monkeypatch):
     monkeypatch.setattr("sys.argv", ["reproduce", *asked])
     with pytest.raises(SystemExit, match=error):
         reproduce.main()
 
 
-def test_keys_of_training_are_told_from_the_command_s_own(monkeypatch, tmp_path):
+def test_training_keys_are_separated_from_the_commands_keys(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
         reproduce, "load", lambda name: SimpleNamespace(measure=lambda options: asked.append(options) or [])
@@ -697,17 +697,17 @@ def test_without_a_commit_nothing_is_measured(monkeypatch):
 
 
 @pytest.mark.parametrize("name", list(ENTRIES))
-def test_every_name_has_its_reproduction(name):
+def test_all_names_have_a_reproduction(name):
     assert isinstance(reproduce.load(name), Reproduction)
 
 
-def test_help_is_shown_without_loading_torch():
+def test_help_does_not_import_torch():
     command = [sys.executable, "-X", "importtime", "-m", "scripts.reproduce", "--help"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert not re.search(r"\| +torch$", ended.stderr, re.MULTILINE)
 
 
-def test_help_names_all(monkeypatch, capsys):
+def test_help_lists_all_names(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["reproduce", "--help"])
     with pytest.raises(SystemExit):
         reproduce.main()
@@ -716,12 +716,12 @@ def test_help_names_all(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", list(ENTRIES))
-def test_values_of_the_paper_are_there_or_said_to_be_unknown(name):
+def test_paper_values_are_numbers_or_not_known(name):
     values = paper(name)
     assert values is None or values
 
 
-def test_speed_stands_beside_accuracy_where_there_is_one():
+def test_throughput_rows_combine_speed_and_accuracy():
     ranges = [{"lengths": [40, 63], "accuracy": 1.0}]
     parity = {"runs": [{"model": model, "ranges": ranges} for model in ("lstm", "elman")]}
     run = {
@@ -740,7 +740,7 @@ def test_speed_stands_beside_accuracy_where_there_is_one():
             extrapolation_throughput.rows(wrong)
 
 
-def test_speed_and_accuracy_are_drawn_from_the_files_of_results_where_this_machine_has_none(tmp_path):
+def test_missing_throughput_files_are_an_error_with_advice(tmp_path):
     with pytest.raises(ValueError, match=r"(?s)parity.*files=.*h200/parity\.json,.*h200/loss_curves\.json"):
         extrapolation_throughput.EXTRAPOLATION_THROUGHPUT.measure(Options(out=tmp_path))
 
@@ -750,8 +750,8 @@ OF_BENCHMARKS = {page for page in RESULTS.glob("*/*.md") if page.stem in WRITERS
 
 
 @pytest.mark.parametrize("page", sorted(OF_BENCHMARKS), ids=lambda page: f"{page.parent.name}-{page.stem}")
-def test_pages_of_benchmarks_say_what_their_data_say(page, tmp_path):
-    """Otherwise they are made anew by `python -m scripts.benchmark figures files=[FILE]`."""
+def test_pages_of_benchmarks_are_up_to_date(page, tmp_path):
+    """`python -m scripts.benchmark figures files=[FILE]` updates them."""
     made, _ = WRITERS[page.stem](Path(shutil.copy(page.with_suffix(".json"), tmp_path)))
     assert made.read_text() == page.read_text()
 
@@ -759,13 +759,13 @@ def test_pages_of_benchmarks_say_what_their_data_say(page, tmp_path):
 @pytest.mark.parametrize(
     "page", sorted(set(RESULTS.glob("*/*.md")) - OF_BENCHMARKS), ids=lambda page: f"{page.parent.name}-{page.stem}"
 )
-def test_pages_say_what_their_data_say(page, tmp_path):
-    """After new measurements, or in other words, they are made anew: `python -m scripts.reproduce NAME files=[...]`."""
+def test_pages_are_up_to_date(page, tmp_path):
+    """`python -m scripts.reproduce NAME files=[...]` updates them."""
     text = page.read_text()
     name = max((name for name in ENTRIES if page.stem.startswith(name)), key=len)
     files = [page.parent / file for file in re.findall(r"\[([\w.]+\.json)\]", text.split("\n\nData: ")[1])]
     write(name, replace(reproduce.load(name), draw=lambda contents, file: None), files, tmp_path)
-    made = re.sub(r"\]\([^)]*/", "](", (tmp_path / page.parent.name / page.name).read_text())  # data lie elsewhere
+    made = re.sub(r"\]\([^)]*/", "](", (tmp_path / page.parent.name / page.name).read_text())  # another folder
     assert made == text
 
 
@@ -773,21 +773,21 @@ FILES = sorted(RESULTS.glob("*/*.json"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
-def test_what_was_measured_can_be_found_again(file):
-    """By commits that git has, those of one table of times alike."""
+def test_results_have_one_clean_commit(file):
+    """Only tables of kernel times may contain several commits."""
     content = json.loads(file.read_text())
     commits = record.commits(content)
     assert len(commits) == 1 or "suite" not in content
     assert not any(commit.endswith("-dirty") for commit in commits)
 
 
-def test_the_index_names_every_file():
+def test_index_lists_all_files():
     index = (RESULTS / "README.md").read_text()
     assert not [file for file in FILES if f"({file.parent.name}/{file.name})" not in index]
 
 
-def test_models_of_a_task_are_trained_together_on_a_gpu(tmp_path, monkeypatch):
-    """Each run leaves what scripts.train leaves, and all seeds have the settings of the best."""
+def test_models_of_a_task_train_together_on_a_gpu(tmp_path, monkeypatch):
+    """Runs have the same files as those of scripts.train, and all seeds have the selected settings."""
     asked = []
 
     def trained(runs, device, drawn, beyond):

@@ -1,4 +1,4 @@
-"""Training runs at a time: each has a GPU where there are several, and its share of the cores."""
+"""Concurrent training runs: each has one of the GPUs, and its share of the cores."""
 
 import os
 import subprocess
@@ -20,30 +20,30 @@ def cores(monkeypatch):
 
 
 @pytest.mark.usefixtures("cores")
-def test_gpus_go_round_and_cores_are_shared_out():
+def test_gpus_and_cores_are_distributed():
     jobs = environments(3, ["4", "5"], {"HOME": "/root"})
     assert [job["CUDA_VISIBLE_DEVICES"] for job in jobs] == ["4", "5", "4"]
     assert all(job["OMP_NUM_THREADS"] == "2" and job["HOME"] == "/root" for job in jobs)
 
 
 @pytest.mark.usefixtures("cores")
-def test_without_a_gpu_cores_alone_are_shared_out():
+def test_cores_are_distributed_without_a_gpu():
     assert environments(2, [], {}) == [{"OMP_NUM_THREADS": "4"}] * 2
     assert environments(20, [], {}) == [{"OMP_NUM_THREADS": "1"}] * 20
 
 
-def test_threads_that_were_set_stay():
+def test_environment_variable_of_threads_is_kept():
     assert environments(2, [], {"OMP_NUM_THREADS": "7"}) == [{"OMP_NUM_THREADS": "7"}] * 2
 
 
-def test_one_at_a_time_has_all_of_the_machine():
+def test_single_job_uses_the_whole_machine():
     assert environments(1, ["0", "1"], {"HOME": "/root"}) == [{"HOME": "/root"}]
 
 
 @pytest.mark.parametrize(
     ("visible", "names"), [(None, ["0", "1"]), ("5,7", ["5", "7"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"])]
 )
-def test_gpus_are_those_that_are_visible(monkeypatch, visible, names):
+def test_only_visible_gpus_are_used(monkeypatch, visible, names):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
@@ -51,7 +51,7 @@ def test_gpus_are_those_that_are_visible(monkeypatch, visible, names):
     assert [job["CUDA_VISIBLE_DEVICES"] for job in environments(2, runs._gpus(), os.environ)] == names
 
 
-def test_runs_at_a_time_are_on_different_gpus(tmp_path, monkeypatch):
+def test_concurrent_runs_use_different_gpus(tmp_path, monkeypatch):
     under_way, together = [], []
 
     def run(command, env, **_):
@@ -69,7 +69,7 @@ def test_runs_at_a_time_are_on_different_gpus(tmp_path, monkeypatch):
     assert not {("0", "0"), ("1", "1")} & set(map(tuple, together))
 
 
-def test_folders_of_any_name_reach_training(tmp_path, monkeypatch):
+def test_folder_names_with_special_characters(tmp_path, monkeypatch):
     folder = tmp_path / "lr=1e-3, it's {one}"
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "checkpoints" / LAST).touch()

@@ -1,4 +1,4 @@
-"""The commands as a user types them."""
+"""The commands, run as by a user."""
 
 import json
 import re
@@ -15,12 +15,12 @@ from tests.tiny_runs import SHORT, TINY, losses, run, run_anew
 from training import checkpoint
 from training.resumed_config import command_of_run
 
-# Hydra would log to a stream that pytest closes; scripts.evaluate has no log.
+# Hydra would log to a stream that pytest closes; scripts.evaluate writes no log.
 UNLOGGED = {"scripts.train": ["hydra/job_logging=none", "hydra/hydra_logging=none"]}
 
 
 @pytest.mark.slow
-def test_train_several_models_then_evaluate_one(tmp_path):
+def test_sweep_over_models_and_evaluation_of_one(tmp_path):
     trained = run("scripts.train", "-m", "model=elman,lstm", *TINY["parity"], *SHORT, folder=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert trained.stdout.count("Accuracy ") == 2
@@ -44,8 +44,8 @@ def test_train_several_models_then_evaluate_one(tmp_path):
         (["trainer=fsdp_8"], "bf16-mixed", 2e-2),
     ],
 )
-def test_two_processes_train_as_one(strategy, precision, tolerance, tiny_config, tmp_path):
-    """The same losses and weights up to rounding, and the same evaluation, which is shared out, too."""
+def test_two_processes_train_like_one(strategy, precision, tolerance, tiny_config, tmp_path):
+    """Losses, weights and the distributed evaluation are the same up to rounding."""
     settings = ["model=hybrid", "model.num_blocks=3", f"trainer.precision={precision}"]
     train(tiny_config("text_tiny", *settings, run="one"))
     two = ["experiment=text_tiny", f"data.source={tmp_path}/texts/*.txt", *TINY["text_tiny"], *SHORT, *settings]
@@ -85,7 +85,7 @@ def test_two_processes_train_as_one(strategy, precision, tolerance, tiny_config,
         ("scripts.benchmark", ["kernels", "quick=maybe"], "quick=maybe: expected true or false"),
     ],
 )
-def test_wrong_input_ends_in_a_few_lines(tmp_path, monkeypatch, module, arguments, message):
+def test_wrong_input_is_an_error_with_few_lines(tmp_path, monkeypatch, module, arguments, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [module, *arguments, *UNLOGGED.get(module, [])])
     with pytest.raises(SystemExit) as ended:
@@ -96,7 +96,7 @@ def test_wrong_input_ends_in_a_few_lines(tmp_path, monkeypatch, module, argument
     assert not [*tmp_path.glob("outputs/*/*")]  # a run that has not begun leaves no folder
 
 
-def test_an_error_ends_the_process_without_a_traceback(tmp_path):
+def test_error_has_no_traceback(tmp_path):
     ended = run_anew("scripts.export", "ckpt=nowhere", "out=x", "to=y", folder=tmp_path)
     assert ended.returncode == 1
     assert "'to'" in ended.stderr
@@ -104,18 +104,18 @@ def test_an_error_ends_the_process_without_a_traceback(tmp_path):
 
 
 @pytest.mark.parametrize("module", ["scripts.train", "scripts.evaluate"])
-def test_help_comes_before_pytorch_is_loaded(tmp_path, module, monkeypatch):
+def test_help_does_not_import_torch(tmp_path, module, monkeypatch):
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     helped = run_anew(module, "--help", folder=tmp_path)
     assert helped.returncode == 0
     assert "ckpt" in helped.stdout
-    assert "benchmark:" not in helped.stdout  # a group of another command
+    assert "benchmark:" not in helped.stdout  # belongs to another command
     loaded = {line.rpartition("|")[2].strip() for line in helped.stderr.splitlines()}
     assert "hydra" in loaded
     assert not loaded & {"torch", "lightning", "pandas"}
 
 
-def test_configs_of_ones_own(tmp_path):
+def test_user_configs(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     folder.joinpath("mine.yaml").write_text("defaults: [lstm]\n")
@@ -125,7 +125,7 @@ def test_configs_of_ones_own(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_with_configs_of_ones_own_goes_on_without_naming_them(tmp_path):
+def test_run_with_user_configs_is_resumed_without_naming_them(tmp_path):
     folder = tmp_path / "mine" / "experiment"
     folder.mkdir(parents=True)
     folder.joinpath("mine.yaml").write_text(
@@ -146,8 +146,8 @@ def test_a_run_with_configs_of_ones_own_goes_on_without_naming_them(tmp_path):
 
 
 @pytest.mark.parametrize("quoted", ["{}", '"{}"'])
-def test_a_path_with_equals_signs_is_resumed(tmp_path, quoted):
-    """As Lightning names checkpoints, and Hydra folders by their overrides."""
+def test_path_with_equals_signs_can_be_resumed(tmp_path, quoted):
+    """Lightning's checkpoints and Hydra's folders have such names."""
     file = tmp_path / "lr=1e-3,x" / "it's a\\b" / "checkpoints" / "epoch=0-step=6.ckpt"
     file.parent.mkdir(parents=True)
     torch.save({"config": {"overrides": ["optim.lr=1e-3"]}, "state_dict": {}}, file)
@@ -157,7 +157,7 @@ def test_a_path_with_equals_signs_is_resumed(tmp_path, quoted):
 
 
 @pytest.mark.slow
-def test_a_job_that_fails_leaves_the_others(tmp_path):
+def test_failed_job_does_not_stop_the_sweep(tmp_path):
     rates = "optim.lr=1e-3,1e20,2e-3"
     ended = run(
         "scripts.train", "-m", rates, *TINY["parity"], *SHORT, "trainer.gradient_clip_val=null", folder=tmp_path
@@ -175,7 +175,7 @@ def test_a_job_that_fails_leaves_the_others(tmp_path):
 
 
 @pytest.mark.slow
-def test_optuna_searches(tmp_path):
+def test_optuna_sweep(tmp_path):
     options = ["hydra.sweeper.n_trials=3", "hydra.sweep.dir=outputs/search", "schedule.total_steps=20"]
     search = ["hparams_search=parity", *TINY["parity"][1:], *SHORT, *options]
     searched = run("scripts.train", *search, folder=tmp_path)

@@ -1,4 +1,4 @@
-"""The command that prepares data, as a user types it and as a cluster kills it."""
+"""The command scripts.prepare_data, including interruptions."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def config(name, *overrides):
 
 @pytest.fixture
 def overrides(tmp_path):
-    """Of SlimPajama's config: two local files of its schema, and a tokenizer."""
+    """Return overrides of SlimPajama's config with two local files of its schema, and a tokenizer."""
     rng = np.random.default_rng(0)
     texts = [" ".join(map(str, rng.integers(0, 1000, 60))) for _ in range(400)]
     for k in range(2):
@@ -61,13 +61,13 @@ def files(folder):
 
 
 def running(processes):
-    """Those that run; what is left of one that has ended does not count."""
+    """Return the processes that are running, without zombies."""
     found = [Path(f"/proc/{process}/stat") for process in processes]
     return [file for file in found if file.exists() and file.read_text().rpartition(")")[2].split()[0] != "Z"]
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle_it_goes_on_to_the_same_bytes(overrides, tmp_path, monkeypatch):
+def test_killed_preparation_is_resumed_with_the_same_result(overrides, tmp_path, monkeypatch):
     command = [f"data.cache_dir={tmp_path}/killed", *overrides]
     process = subprocess.Popen([sys.executable, "-c", SLOW + SMALL + "main()", *command], env=ENVIRONMENT, cwd=tmp_path)
     try:
@@ -104,7 +104,7 @@ def manifests(folder):
 
 
 @pytest.mark.slow
-def test_training_finds_what_was_prepared_and_prepares_what_was_not(overrides, tmp_path, monkeypatch):
+def test_training_uses_prepared_data_and_prepares_missing_data(overrides, tmp_path, monkeypatch):
     command = [sys.executable, "-m", "scripts.prepare_data", *overrides]
     ended = subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
@@ -122,7 +122,7 @@ def test_training_finds_what_was_prepared_and_prepares_what_was_not(overrides, t
     ahead.prepare_data()
 
 
-def test_checks_what_was_there_before(overrides, tmp_path, monkeypatch):
+def test_existing_files_are_verified(overrides, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = config("prepare_data", *overrides, "data.prepare_processes=0")
     file = prepare_data(asked).folder / "train-00000.bin"
@@ -134,18 +134,18 @@ def test_checks_what_was_there_before(overrides, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["python", "slimpajama", "text_tiny"])
-def test_data_are_those_of_their_config(name):
-    """The command's own experiment changes nothing of them, but for what a device takes at once."""
+def test_data_equal_their_config(name):
+    """The command's own experiment only changes the batch size per device."""
     prepared, own = (config(command, f"data={name}").data for command in ("prepare_data", "train"))
     assert dict(prepared) == dict(own) | {"batch_size": prepared.batch_size}
 
 
-def test_data_that_is_drawn_while_training():
+def test_data_generated_during_training_needs_no_preparation():
     with pytest.raises(ValueError, match="StateTracking"):
         prepare_data(config("prepare_data", "data=parity", "experiment=parity"))
 
 
-def test_without_network_it_says_at_once_what_to_set(tmp_path, monkeypatch):
+def test_missing_network_is_an_immediate_error_with_advice(tmp_path, monkeypatch):
     def fail(*arguments, **options):
         raise OSError("Name or service not known")
 
@@ -156,8 +156,8 @@ def test_without_network_it_says_at_once_what_to_set(tmp_path, monkeypatch):
         prepare_data(config("prepare_data", f"data.cache_dir={tmp_path}"))
 
 
-def test_parts_of_a_corpus_and_what_is_left(overrides, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("data.recipe.SECTION_BYTES", 20_000)  # each of the files is larger
+def test_parts_of_a_corpus_report_the_rest(overrides, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("data.recipe.SECTION_BYTES", 20_000)  # all files are larger
     for part in ("0/2", "1/2", "1/2"):
         data = prepare_data(config("prepare_data", *overrides, f"data.cache_dir={tmp_path}/c", f"part={part}"))
     shown = capsys.readouterr().out
@@ -167,6 +167,6 @@ def test_parts_of_a_corpus_and_what_is_left(overrides, tmp_path, monkeypatch, ca
 
 
 @pytest.mark.parametrize("part", ["2/2", "1", "-1/2", "a/b"])
-def test_a_part_that_is_none(part, overrides):
+def test_invalid_part_is_an_error(part, overrides):
     with pytest.raises(ValueError, match=f"part={part}.*I/N"):
         prepare_data(config("prepare_data", *overrides, f"part='{part}'"))

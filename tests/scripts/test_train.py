@@ -1,4 +1,4 @@
-"""A run leaves what it promises, goes on where it was cut off, and says clearly what is wrong."""
+"""Training runs: their files, resuming, and errors."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ from training.command_line import one_line_errors
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("model", ["slstm", "transformer"])
-def test_parity_run_leaves_everything(tiny_config, model):
+def test_parity_run_writes_all_files(tiny_config, model):
     config = tiny_config("parity", f"model={model}")
     result = train(config)
     folder = Path(config.run_dir)
@@ -41,15 +41,15 @@ def test_parity_run_leaves_everything(tiny_config, model):
     assert resolved.schedule.total_steps == 8
 
 
-def test_text_run_reports_perplexity_beside_unigram(tiny_config):
+def test_text_run_reports_perplexity_and_unigram_perplexity(tiny_config):
     result = train(tiny_config("text_tiny"))
     assert 1 < result["perplexity"] < 400
     assert 1 < result["unigram_perplexity"] < 400
 
 
 @pytest.mark.parametrize("experiment", ["parity", "text_tiny"])
-def test_resumes_exactly(tiny_config, experiment):
-    """Cut off in the middle of an epoch and gone on (text: into the next epoch), the run is that in one piece."""
+def test_run_is_resumed_exactly(tiny_config, experiment):
+    """A run resumed within an epoch (text: and continued in the next one) equals an uninterrupted run."""
     keep = ["checkpoint.every_n_train_steps=3", "checkpoint.save_top_k=-1"]
     whole = tiny_config(experiment, *keep, run="whole")
     train(whole)
@@ -64,8 +64,8 @@ def test_resumes_exactly(tiny_config, experiment):
         assert torch.equal(weight, ends[1]["state_dict"][name]), name
 
 
-def test_metrics_of_a_run_that_goes_on_in_its_folder(tiny_config):
-    """Kept up to the checkpoint; later rows and one that a kill cut off make room for what comes again."""
+def test_metrics_of_a_run_resumed_in_its_folder(tiny_config):
+    """Rows after the checkpoint, and an incomplete last row, are replaced."""
     config = tiny_config("parity", "checkpoint.every_n_train_steps=3", "checkpoint.save_top_k=-1", run="run")
     train(config)
     file = Path(config.run_dir) / "metrics.csv"
@@ -76,14 +76,14 @@ def test_metrics_of_a_run_that_goes_on_in_its_folder(tiny_config):
     resumed = metrics(file.parent)
     assert [row["step"] for row in resumed] == [row["step"] for row in whole]
     assert [row["train/loss"] for row in resumed] == [row["train/loss"] for row in whole]
-    shutil.rmtree(f"{config.run_dir}/checkpoints")  # the run was killed before the first: it begins anew
+    shutil.rmtree(f"{config.run_dir}/checkpoints")  # killed before the first checkpoint, so it starts again
     config.ckpt_path = None
     train(config)
     assert [row["train/loss"] for row in metrics(file.parent)] == [row["train/loss"] for row in whole]
 
 
 class Positions(Callback):
-    of_steps: ClassVar[list[int]] = []  # samples taken before each
+    of_steps: ClassVar[list[int]] = []  # samples consumed before each step
 
     def on_before_optimizer_step(self, trainer, *_):
         self.of_steps.append(trainer.datamodule._position)
@@ -98,8 +98,8 @@ class Positions(Callback):
         pytest.param("text_tiny", 2, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_that_goes_on_may_accumulate(tiny_config, experiment, accumulated):
-    """Every step after the checkpoint has as many batches, also across epochs."""
+def test_resumed_run_may_accumulate(tiny_config, experiment, accumulated):
+    """All steps after the checkpoint have equally many batches, also across epochs."""
     size, changes = 4, ["data.batch_size=4", "data.context_length=64"] if experiment == "text_tiny" else []
     first = tiny_config(experiment, *changes, "trainer.max_steps=3", "schedule.total_steps=40", run="first")
     train(first)
@@ -112,7 +112,7 @@ def test_a_run_that_goes_on_may_accumulate(tiny_config, experiment, accumulated)
     assert {after - before for before, after in itertools.pairwise(Positions.of_steps)} == {size * accumulated}
 
 
-def test_a_run_that_accumulates_otherwise_is_validated_after_the_same_steps(tiny_config):
+def test_validation_steps_do_not_depend_on_accumulation(tiny_config):
     options = ["val_every=10", "schedule.total_steps=40"]
     first = tiny_config("parity", *options, "global_batch_size=12", "trainer.max_steps=10", run="first")
     train(first)
@@ -123,13 +123,13 @@ def test_a_run_that_accumulates_otherwise_is_validated_after_the_same_steps(tiny
 
 
 class Stop(Callback):
-    """Asks to stop amid a step."""
+    """Requests a stop within an optimizer step."""
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         trainer.should_stop |= batch_idx == 9
 
 
-def test_a_run_that_is_asked_to_stop_ends_its_step(tiny_config):
+def test_stop_request_completes_the_step(tiny_config):
     config = tiny_config("parity", "global_batch_size=16")
     config.callbacks = {"stop": {"_target_": f"{__name__}.Stop"}}
     train(config)
@@ -137,7 +137,7 @@ def test_a_run_that_is_asked_to_stop_ends_its_step(tiny_config):
     assert (saved["global_step"], saved["StateTracking"]["position"]) == (3, 3 * 16)
 
 
-def test_a_run_killed_in_its_evaluation_is_evaluated_when_it_goes_on(tiny_config):
+def test_run_killed_during_evaluation_is_evaluated_when_resumed(tiny_config):
     config = tiny_config("parity", run="run")
     result = train(config)
     file = Path(config.run_dir) / "eval.json"
@@ -151,7 +151,7 @@ def test_a_run_killed_in_its_evaluation_is_evaluated_when_it_goes_on(tiny_config
         train(config)
 
 
-def test_resumes_with_the_tokenizer_of_the_run(tiny_config, change_texts, tmp_path):
+def test_resumed_run_uses_its_tokenizer(tiny_config, change_texts, tmp_path):
     train(tiny_config("text_tiny", "schedule.total_steps=20", run="first"))
     change_texts()
     runs = tmp_path / "outputs" / "text_tiny"
@@ -163,13 +163,13 @@ def test_resumes_with_the_tokenizer_of_the_run(tiny_config, change_texts, tmp_pa
     assert {file.read_text() for file in tmp_path.glob("corpora/*/tokenizer/tokenizer.json")} == {first.read_text()}
 
 
-def test_a_run_that_goes_on_keeps_its_tokenizer(trained, tiny_config):
+def test_resuming_with_another_tokenizer_is_an_error(trained, tiny_config):
     other = ["data.tokenizer=bpe:333", "trainer.max_steps=12", f"ckpt_path={trained[0].run_dir}"]
     with pytest.raises(ValueError, match=r"data\.tokenizer=bpe:333: .*bpe:300"):
         train(tiny_config("text_tiny", f"data.source={trained[0].data.source}", "schedule.total_steps=20", *other))
 
 
-def test_resuming_with_the_data_of_another_experiment_is_refused(trained, tiny_config):
+def test_resuming_with_the_data_of_another_experiment_is_an_error(trained, tiny_config):
     with pytest.raises(ValueError, match=r"data\._target_=data\.state_.*data\.text\.Text"):
         train(tiny_config("parity", f"ckpt_path={trained[0].run_dir}"))
 
@@ -178,15 +178,13 @@ def test_resuming_with_the_data_of_another_experiment_is_refused(trained, tiny_c
     ("experiment", "change"),
     [("parity", "data.task=even_pairs"), ("text_tiny", "data.context_length=4"), ("text_tiny", "data.max_bytes=99")],
 )
-def test_resuming_with_data_in_which_the_place_of_the_run_means_nothing_is_refused(
-    trained, trained_parity, tiny_config, experiment, change
-):
+def test_resuming_with_incompatible_data_is_an_error(trained, trained_parity, tiny_config, experiment, change):
     config, _ = trained if experiment == "text_tiny" else trained_parity
     with pytest.raises(ValueError, match=rf"{change}: .*trained with"):
         train(tiny_config(experiment, change, f"ckpt_path={config.run_dir}"))
 
 
-def test_what_a_run_that_goes_on_has_otherwise_is_printed(trained_parity, tiny_config, capsys):
+def test_resumed_run_prints_config_changes(trained_parity, tiny_config, capsys):
     config, _ = trained_parity
     capsys.readouterr()
     changes = ["trainer.max_steps=9", "data.batch_size=8", "logger=none", f"ckpt_path={config.run_dir}"]
@@ -201,19 +199,19 @@ def test_what_a_run_that_goes_on_has_otherwise_is_printed(trained_parity, tiny_c
     assert not any("run_dir" in line or "dirpath" in line for line in printed)
 
 
-def test_a_new_run_in_the_folder_of_another_has_its_own_tokenizer(tiny_config, change_texts, tmp_path):
+def test_restarted_run_trains_its_own_tokenizer(tiny_config, change_texts, tmp_path):
     texts = []
     for _ in range(2):
         config = tiny_config("text_tiny", run="same")
         train(config)
-        shutil.rmtree(f"{config.run_dir}/checkpoints")  # as if it had been killed before the first
+        shutil.rmtree(f"{config.run_dir}/checkpoints")  # as if killed before the first checkpoint
         texts.append((Path(config.run_dir) / "tokenizer" / "tokenizer.json").read_text())
         assert texts[-1] in {file.read_text() for file in tmp_path.glob("corpora/*/tokenizer/tokenizer.json")}
         change_texts()
     assert texts[0] != texts[1]
 
 
-def test_a_run_that_goes_on_has_the_optimizer_it_asks_for(trained_parity, tiny_config):
+def test_resumed_run_uses_the_optimizer_of_its_overrides(trained_parity, tiny_config):
     changed = ["optim.lr=1e-4", "schedule.final_lr_ratio=1", "optim.weight_decay=0.5", "optim.betas=[0.5,0.6]"]
     before = f"ckpt_path={trained_parity[0].run_dir}"
     config = tiny_config("parity", "schedule.total_steps=20", "trainer.max_steps=12", before, *changed)
@@ -240,7 +238,7 @@ def test_a_run_that_goes_on_has_the_optimizer_it_asks_for(trained_parity, tiny_c
     ],
     ids=["epochs", "time", "steps", "validation"],
 )
-def test_the_last_step_is_saved_however_training_ends(tiny_config, end):
+def test_last_step_is_saved_for_all_ends_of_training(tiny_config, end):
     config = tiny_config("parity", "checkpoint.every_n_train_steps=4", *end)
     train(config)
     folder = Path(config.run_dir)
@@ -248,26 +246,26 @@ def test_the_last_step_is_saved_however_training_ends(tiny_config, end):
     assert checkpoint.load(folder / "checkpoints" / "last.ckpt")["global_step"] == step > 0
 
 
-def test_checkpoints_by_epochs(tiny_config):
+def test_checkpoints_every_n_epochs(tiny_config):
     by_epochs = ["checkpoint.every_n_train_steps=null", "+checkpoint.every_n_epochs=1", "checkpoint.save_top_k=-1"]
     config = tiny_config("parity", *by_epochs)
     train(config)
     assert len(list(Path(config.run_dir).glob("checkpoints/step_*.ckpt"))) == 2
 
 
-def test_the_best_cannot_be_told_before_it_is_validated():
+def test_monitor_of_step_checkpoints_is_an_error():
     with pytest.raises(ValueError, match=r"checkpoint\.monitor=val/loss"):
         checkpoint.StepCheckpoint(monitor="val/loss")
 
 
-def test_last_is_the_latest_run_and_can_be_lengthened(tiny_config):
+def test_last_run_can_be_lengthened(tiny_config):
     train(tiny_config("parity", "schedule.total_steps=20", run="first"))
     longer = tiny_config("parity", "schedule.total_steps=20", "trainer.max_steps=12", "ckpt_path=last", run="second")
     train(longer)
     assert list(losses(Path(longer.run_dir))) == [8, 9, 10, 11]
 
 
-def test_the_folder_of_another_run_is_left_alone(tiny_config):
+def test_folder_of_another_run_is_not_overwritten(tiny_config):
     whole = ["schedule.total_steps=20", "val_every=2"]
     config = tiny_config("parity", *whole)
     train(config)
@@ -281,36 +279,36 @@ def test_the_folder_of_another_run_is_left_alone(tiny_config):
     assert list(losses(Path(config.run_dir))) == list(range(12))
 
 
-def test_a_run_goes_on_by_another_backend(trained_parity, tiny_config):
+def test_run_can_be_resumed_with_another_backend(trained_parity, tiny_config):
     more = [f"ckpt_path={trained_parity[0].run_dir}", "trainer.max_steps=9", "model.mixer.backend=vanilla"]
     train(tiny_config("parity", "schedule.total_steps=20", *more))
 
 
-def test_resuming_another_model_is_refused(trained_parity, tiny_config):
+def test_resuming_another_model_is_an_error(trained_parity, tiny_config):
     with pytest.raises(ValueError, match=r"\n  model\.d_model: 8 .*16 "):
         train(tiny_config("parity", f"ckpt_path={trained_parity[0].run_dir}", "model.d_model=16"))
 
 
-def test_resuming_with_text_held_out_that_was_trained_on_is_refused(trained, tiny_config):
+def test_resuming_with_another_val_fraction_is_an_error(trained, tiny_config):
     config, _ = trained
     longer = [f"data.source={config.data.source}", "trainer.max_steps=12", f"ckpt_path={config.run_dir}"]
     with pytest.raises(ValueError, match=r"data\.val_fraction=0\.5"):
         train(tiny_config("text_tiny", "schedule.total_steps=20", *longer, "data.val_fraction=0.5"))
-    assert not Path("corpora").exists()  # nobody waits for data first
+    assert not Path("corpora").exists()  # the error comes before data is prepared
 
 
-def test_a_finished_run_is_not_resumed(tiny_config):
+def test_resuming_a_finished_run_is_an_error(tiny_config):
     train(tiny_config("parity", run="first"))
     with pytest.raises(ValueError, match=r"step 8.*trainer\.max_steps=8"):
         train(tiny_config("parity", "ckpt_path=last", run="second"))
 
 
-def test_nothing_to_resume(tiny_config):
+def test_resuming_without_a_run_is_an_error(tiny_config):
     with pytest.raises(FileNotFoundError, match="ckpt_path=last"):
         train(tiny_config("parity", "ckpt_path=last"))
 
 
-def test_model_too_small_for_the_data(tiny_config):
+def test_vocabulary_smaller_than_the_data_is_an_error(tiny_config):
     with pytest.raises(ValueError, match=r"model\.vocab_size=1.* 2"):
         train(tiny_config("parity", "model.vocab_size=1"))
 
@@ -337,7 +335,7 @@ def test_model_too_small_for_the_data(tiny_config):
         ("data.eval_lengths=[6.5,9]", r"eval_lengths=\[6\.5, 9\]"),
     ],
 )
-def test_mistakes_are_told_in_one_line(tiny_config, monkeypatch, override, message):
+def test_mistakes_are_errors_with_one_line(tiny_config, monkeypatch, override, message):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     with (
         pytest.raises(SystemExit, match=f"^error: .*{message}.*\n.*HYDRA_FULL_ERROR=1.*$"),
@@ -363,33 +361,31 @@ def test_mistakes_are_told_in_one_line(tiny_config, monkeypatch, override, messa
         ("schedule.warmup_steps=200", r"warmup_steps=200 .* total_steps=8"),
     ],
 )
-def test_nobody_waits_for_data_to_be_told_that_it_cannot_be_built(
-    tiny_config, tmp_path, monkeypatch, override, message
-):
+def test_model_and_optimizer_are_checked_before_data(tiny_config, tmp_path, monkeypatch, override, message):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     with pytest.raises(SystemExit, match=f"^error: .*{message}"), one_line_errors():
         train(tiny_config("text_tiny", override))
     assert not (tmp_path / "corpora").exists()
 
 
-def test_resets_that_a_model_cannot_be_trained_with(tiny_config, tmp_path):
+def test_model_without_resets_on_packed_text_is_an_error(tiny_config, tmp_path):
     with pytest.raises(ValueError, match=r"data\.reset_at_documents=true"):
         train(tiny_config("text_tiny", "model=nn_lstm", "data.reset_at_documents=true"))
     assert not (tmp_path / "corpora").exists()
 
 
-def test_last_of_runs_whose_name_is_a_number(tiny_config):
+def test_last_run_with_a_numeric_name(tiny_config):
     train(tiny_config("parity", "name=2026"))
     with pytest.raises(FileNotFoundError, match="outputs/2026"):
         train(tiny_config("parity", "name=2026", "ckpt_path=last", run="next"))
 
 
-def test_diverging_run_ends_with_a_message(tiny_config):
+def test_diverging_run_is_an_error(tiny_config):
     with pytest.raises(FloatingPointError, match=r"nan .*optim\.lr"):
         train(tiny_config("parity", "optim.lr=1e38", "trainer.gradient_clip_val=null"))
 
 
-def test_accumulation_takes_more_batches_per_step(tiny_config):
+def test_accumulation_consumes_more_batches_per_step(tiny_config):
     config = tiny_config("parity", "global_batch_size=12")
     assert config.trainer.accumulate_grad_batches == 3
     train(config)
@@ -402,13 +398,13 @@ def _without_wandb_key(monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/nonexistent")
-    import wandb  # which takes long
+    import wandb  # slow
 
     wandb.setup()  # reads the environment, once for all tests of a process
 
 
 @pytest.mark.usefixtures("_without_wandb_key")
-def test_wandb_without_a_key_is_offline_and_checkpoints_remember_the_run(tiny_config):
+def test_wandb_without_a_key_is_offline_and_checkpoints_contain_its_id(tiny_config):
     config = tiny_config("parity", "logger=wandb", "+logger.wandb.tags=[a,b]")
     train(config)
     (file,) = Path(config.run_dir).glob("wandb/offline-run-*/*.wandb")
@@ -416,7 +412,7 @@ def test_wandb_without_a_key_is_offline_and_checkpoints_remember_the_run(tiny_co
     assert saved["logger"]["wandb"]["id"] == file.parent.name.rpartition("-")[2]
 
 
-def test_a_resumed_run_goes_on_with_its_run_of_wandb(tiny_config):
+def test_resumed_run_keeps_its_wandb_run(tiny_config):
     first = tiny_config("parity", "logger=wandb")
     name_wandb_run(first.logger, {})
     again = tiny_config("parity", "logger=[csv,wandb]")
@@ -428,8 +424,8 @@ def test_a_resumed_run_goes_on_with_its_run_of_wandb(tiny_config):
     name_wandb_run(tiny_config("parity").logger, OmegaConf.to_container(first.logger))
 
 
-def test_a_tokenizer_that_has_changed_is_not_that_of_the_run(tiny_config, tmp_path):
-    """A folder of the user's own; what resumes and evaluates reads the copy in the folder of the run."""
+def test_changed_tokenizer_folder_does_not_affect_a_run(tiny_config, tmp_path):
+    """Resuming and evaluation read the copy in the folder of the run."""
     trained = []
     for size in (300, 280):
         config = tiny_config("text_tiny", f"data.tokenizer=bpe:{size}", run=f"bpe_{size}")
@@ -447,8 +443,8 @@ def test_a_tokenizer_that_has_changed_is_not_that_of_the_run(tiny_config, tmp_pa
     assert files[0].read_text() == files[1].read_text()
 
 
-def test_a_run_that_goes_on_prepares_its_tokens_once(tiny_config, tmp_path):
-    """With a cache that is lost in between, and the run's own copy of the tokenizer, wherever and whenever written."""
+def test_resumed_run_prepares_its_tokens_once(tiny_config, tmp_path):
+    """The cache key does not depend on where and when the run's copy of the tokenizer was written."""
     for step in (4, 6, 8):
         resume = [f"ckpt_path={tmp_path}/outputs/text_tiny/run"] if step > 4 else []
         train(tiny_config("text_tiny", "schedule.total_steps=20", f"trainer.max_steps={step}", *resume))
@@ -457,7 +453,7 @@ def test_a_run_that_goes_on_prepares_its_tokens_once(tiny_config, tmp_path):
 
 
 def test_options_of_pytorch_and_lightning(tiny_config):
-    """An option of the optimizer, callbacks, another progress bar, a profiler."""
+    """Optimizer options, callbacks, another progress bar, and a profiler."""
     callbacks = "lightning.pytorch.callbacks"
     profiler = {"_target_": "lightning.pytorch.profilers.SimpleProfiler", "dirpath": "profiles", "filename": "simple"}
     options = [f"+callbacks.bar._target_={callbacks}.RichProgressBar", "trainer.enable_progress_bar=true"]
@@ -472,7 +468,7 @@ def test_options_of_pytorch_and_lightning(tiny_config):
     assert any(float(row["train/data_wait"] or 0) > 0 for row in rows)
 
 
-def test_a_callback_that_waits_for_what_is_not_logged(tiny_config, monkeypatch):
+def test_callback_that_monitors_an_unknown_value_is_an_error(tiny_config, monkeypatch):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     stop = "+callbacks.stop={_target_:lightning.pytorch.callbacks.EarlyStopping,monitor:val/nothing}"
     with (
@@ -483,7 +479,7 @@ def test_a_callback_that_waits_for_what_is_not_logged(tiny_config, monkeypatch):
 
 
 @pytest.mark.usefixtures("_without_wandb_key")
-def test_wandb_without_an_account(tiny_config, monkeypatch, tmp_path):
+def test_wrong_wandb_key_is_an_error(tiny_config, monkeypatch, tmp_path):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_API_KEY", "too-short")
@@ -491,7 +487,7 @@ def test_wandb_without_an_account(tiny_config, monkeypatch, tmp_path):
         train(tiny_config("parity", "logger=wandb"))
 
 
-def test_no_logger(tiny_config):
+def test_training_without_a_logger(tiny_config):
     config = tiny_config("parity", "logger=none")
     assert not math.isnan(train(config)["ranges"][0]["accuracy"])
     assert not (Path(config.run_dir) / "metrics.csv").exists()

@@ -1,4 +1,4 @@
-"""What a run reports while it trains."""
+"""Reports during training: speed, data waits, samples."""
 
 import time
 from pathlib import Path
@@ -15,7 +15,7 @@ def logged(folder, name):
     return [float(row[f"train/{name}"]) for row in metrics(Path(folder)) if row[f"train/{name}"]]
 
 
-def test_speed(tiny_config):
+def test_speed_is_logged(tiny_config):
     config = tiny_config("parity", "global_batch_size=12", "trainer.log_every_n_steps=2")
     train(config)
     times, speeds = logged(config.run_dir, "step_time"), logged(config.run_dir, "tokens_per_second")
@@ -24,8 +24,8 @@ def test_speed(tiny_config):
 
 
 @pytest.mark.parametrize(("slow", "wait"), [("training", 0.2), ("validation", 0.5)])
-def test_waiting_for_data(tiny_config, monkeypatch, slow, wait):
-    """Training that waits for its data says so; how long validation takes counts neither as a wait nor as a step."""
+def test_waiting_for_data_is_reported(tiny_config, monkeypatch, slow, wait):
+    """Validation counts neither as a wait nor as a part of a step."""
     width = {"training": 6, "validation": 12}[slow]
 
     class Slow(state_tracking.TaskSamples):
@@ -43,16 +43,16 @@ def test_waiting_for_data(tiny_config, monkeypatch, slow, wait):
     if slow == "training":
         assert min(waits[1:]) >= wait
     else:
-        assert max(logged(config.run_dir, "step_time")[1:]) < wait  # the first compiles the cell
+        assert max(logged(config.run_dir, "step_time")[1:]) < wait  # the first step compiles the cell
 
 
-def test_samples_of_text(tiny_config):
-    config = tiny_config("text_tiny", "samples=true", "trainer.num_sanity_val_steps=1")  # which is no time for samples
+def test_samples_are_written_after_validation(tiny_config):
+    config = tiny_config("text_tiny", "samples=true", "trainer.num_sanity_val_steps=1")  # without samples
     train(config)
     text = (Path(config.run_dir) / "samples.txt").read_text()
     assert text.count("--- step 4\n") == text.count("--- step 8\n") == 3
     continuations = [part.partition("|")[2] for part in text.split("--- step ")[1:4]]
-    assert len(set(continuations)) == 3  # a model that knows little yet would continue all in one way if drawn alike
+    assert len(set(continuations)) == 3  # equal random numbers would give equal samples of an untrained model
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_samples_of_text(tiny_config):
         ("NVIDIA GeForce RTX 4090", 165.2),
     ],
 )
-def test_peaks(device, tera):
+def test_peaks_of_known_gpus(device, tera):
     assert peak_flops(device) == pytest.approx(tera * 1e12)
 
 
 @pytest.mark.parametrize("device", ["NVIDIA A1000", "AMD Instinct MI300X", "Tesla T4"])
-def test_unknown_peaks(device):
+def test_peaks_of_unknown_gpus(device):
     assert peak_flops(device) is None

@@ -1,4 +1,4 @@
-"""States that go on from batch to batch: the model reads a lane as one sequence, and a run resumes with them."""
+"""States carried from batch to batch: lanes are read as one sequence, and runs resume with their states."""
 
 import json
 from pathlib import Path
@@ -29,8 +29,8 @@ MODELS = {
     "mamba": ["model=mamba"],
     "hybrid": ["model=hybrid", "model.num_blocks=3"],
 }
-SMOOTH = ["optim.eps=1e-3"]  # or AdamW's first steps make much of the rounding of gradients that are nearly zero
-PARTS = ["data.batch_size=2", "global_batch_size=4"]  # accumulated
+SMOOTH = ["optim.eps=1e-3"]  # otherwise AdamW's first steps amplify rounding errors of tiny gradients
+PARTS = ["data.batch_size=2", "global_batch_size=4"]  # two accumulated batches
 
 
 def weights(config_or_folder):
@@ -45,8 +45,8 @@ def assert_alike(ours, expected):
 @pytest.mark.parametrize(
     "model", ["lstm", "mamba", *(pytest.param(name, marks=pytest.mark.slow) for name in ("slstm", "nn_lstm", "mlstm"))]
 )
-def test_a_lane_is_read_as_one_sequence(model, tiny_config):
-    """Validation in windows of 4 has the loss of the whole lanes, however its states go on from window to window."""
+def test_lane_is_read_as_one_sequence(model, tiny_config):
+    """Validation in windows with carried states has the loss of the whole lanes."""
     config = tiny_config("text_tiny", *STATEFUL, *MODELS[model])
     found = train(config)["perplexity"]
     data = instantiate(config.data)
@@ -65,8 +65,8 @@ def test_a_lane_is_read_as_one_sequence(model, tiny_config):
 
 
 @pytest.mark.parametrize("model", ["lstm", pytest.param("hybrid", marks=pytest.mark.slow)])
-def test_accumulated_batches_have_lanes_of_their_own(model, tiny_config):
-    """A step of two batches of 2 is a step of one batch of 4."""
+def test_accumulated_batches_have_their_own_lanes(model, tiny_config):
+    """A step with two batches of 2 equals a step with one batch of 4."""
     configs = [
         tiny_config("text_tiny", *STATEFUL, *SMOOTH, *MODELS[model], *more, run=f"{len(more)}") for more in ([], PARTS)
     ]
@@ -77,8 +77,8 @@ def test_accumulated_batches_have_lanes_of_their_own(model, tiny_config):
 
 
 @pytest.mark.parametrize("model", ["lstm", pytest.param("hybrid", marks=pytest.mark.slow)])
-def test_resumes_exactly_with_its_states(model, tiny_config):
-    """Amid lanes, from other accumulated batches too; and the states matter: without them the losses are others."""
+def test_run_is_resumed_exactly_with_its_states(model, tiny_config):
+    """Within lanes, also with another accumulation. Without the states, the losses differ."""
     arguments = [*STATEFUL, *MODELS[model], *PARTS]
     whole = tiny_config("text_tiny", *arguments, "checkpoint.every_n_train_steps=3", "checkpoint.save_top_k=-1")
     train(whole)
@@ -101,8 +101,8 @@ def test_resumes_exactly_with_its_states(model, tiny_config):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["trainer=h100_8", "trainer=fsdp_8"])
-def test_lanes_of_two_processes_are_those_of_one(strategy, tiny_config, tmp_path):
-    """Also after one of them goes on with the checkpoint of both; and so are losses by position."""
+def test_lanes_of_two_processes_equal_those_of_one(strategy, tiny_config, tmp_path):
+    """Also after resuming the checkpoint of both in one process; losses by position are equal, too."""
     arguments = [*STATEFUL, *SMOOTH, "model=slstm", "logger=none", "data.eval_length=128"]
     one = tiny_config("text_tiny", *arguments, run="one")
     train(one)
@@ -122,7 +122,7 @@ def test_lanes_of_two_processes_are_those_of_one(strategy, tiny_config, tmp_path
     assert_alike(weights(last.run_dir), weights(one.run_dir))
 
 
-def test_other_lanes_are_refused(tiny_config):
+def test_resuming_with_other_lanes_is_an_error(tiny_config):
     first = tiny_config("text_tiny", *STATEFUL, run="first")
     train(first)
     more = [f"ckpt_path={first.run_dir}", "trainer.max_steps=9"]
@@ -131,7 +131,7 @@ def test_other_lanes_are_refused(tiny_config):
             train(tiny_config("text_tiny", *STATEFUL, other, *more, run="other"))
 
 
-def test_what_a_model_cannot_carry_is_said(tiny_config, capsys, monkeypatch):
+def test_mixers_that_cannot_carry_states_are_reported(tiny_config, capsys, monkeypatch):
     monkeypatch.setattr(MambaMixer, "trains_with_states", False, raising=False)
     with pytest.raises(ValueError, match=r"data\.stateful=true: MambaMixer"):
         check_buildable(tiny_config("text_tiny", "data.stateful=true", "model=mamba"))

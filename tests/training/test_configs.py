@@ -1,4 +1,4 @@
-"""Every config composes and builds what it names; wrong keys and values are told in one line."""
+"""All configs compose and build their objects; wrong keys and values are errors with one line."""
 
 import inspect
 import itertools
@@ -36,12 +36,12 @@ def options(group):
         ("optim.lr=[1,2]", r"optim\.lr=\[1, 2\]: expected a number"),
     ],
 )
-def test_values_of_another_kind_are_told_with_their_key(override, message):
+def test_error_of_a_wrong_type_names_the_key(override, message):
     with pytest.raises(ValueError, match=message):
         check_kinds(*given_and_usual(["model=gru", override], groups=("model",)))
 
 
-def test_values_of_the_usual_kinds_pass():
+def test_valid_values_are_accepted():
     allowed = ["seed=1", "optim.lr=1", "compile=true", "data.eval_lengths=[1,9]", "trainer.devices=auto"]
     allowed += ["data.eval_lengths=9", "threads=2", "optim.lr=null", "+mine.key=word", "~optim.lr", "data.seed=${seed}"]
     check_kinds(*given_and_usual(["model=gru", *allowed], groups=("model",)))
@@ -55,7 +55,7 @@ def test_values_of_the_usual_kinds_pass():
         *(("slimpajama_160m", model) for model in ("transformer", "hybrid")),
     ],
 )
-def test_experiments_compose_with_models_of_every_kind(experiment, model):
+def test_experiments_compose_with_all_kinds_of_models(experiment, model):
     if model in OF_FLA and not find_spec("fla"):
         pytest.skip("flash-linear-attention is not installed")
     fit = {"nn_lstm": ["model.num_heads=1"], "hybrid": ["model.num_blocks=3"], "xlstm": ["model.num_blocks=8"]}
@@ -68,7 +68,7 @@ def test_experiments_compose_with_models_of_every_kind(experiment, model):
 
 
 def together(*groups):
-    """Each option of these groups at least once, in as few selections as there are options of the largest."""
+    """Return selections with each option of these groups at least once, as few as the largest group has options."""
     every = [[f"{group}={option}" for option in options(group)] for group in groups]
     return zip(*(itertools.islice(itertools.cycle(one), max(map(len, every))) for one in every), strict=True)
 
@@ -85,7 +85,7 @@ def test_options_compose(experiment, selection):
     OmegaConf.to_container(config(f"experiment={experiment}", *selection, "run_dir=."), resolve=True)
 
 
-def test_slimpajama_is_the_run_of_the_paper():
+def test_slimpajama_equals_the_run_of_the_paper():
     composed = config("experiment=slimpajama_160m", "run_dir=.")
     with torch.device("meta"):
         model = instantiate(composed.model)
@@ -106,7 +106,7 @@ def test_slimpajama_is_the_run_of_the_paper():
         ("xlstm_160m", 161, {"MLSTMMixer": 21, "RNNMixer": 3}),
     ],
 )
-def test_hybrids_are_as_large_as_the_models_of_the_paper(experiment, millions, mixers):
+def test_hybrids_have_the_size_of_the_papers_models(experiment, millions, mixers):
     with torch.device("meta"):
         model = instantiate(config(f"experiment={experiment}", "run_dir=.").model)
     assert sum(parameter.numel() for parameter in model.parameters()) // 10**6 == millions
@@ -117,14 +117,14 @@ def test_hybrids_are_as_large_as_the_models_of_the_paper(experiment, millions, m
     ("trainer", "devices", "batch", "accumulated"),
     [("h100_8", 8, 32, 2), ("fsdp_8", 8, 32, 2), ("a100_8", 8, 64, 1), ("single", 1, 64, 8)],
 )
-def test_trainers_make_the_same_steps(trainer, devices, batch, accumulated):
+def test_trainers_have_the_same_global_batch_size(trainer, devices, batch, accumulated):
     composed = config("experiment=slimpajama_160m", f"trainer={trainer}", "run_dir=.")
     of_trainer = composed.trainer.devices, composed.data.batch_size, composed.trainer.accumulate_grad_batches
     assert of_trainer == (devices, batch, accumulated)
     assert composed.trainer.precision == "bf16-mixed"
 
 
-def test_the_benchmark_can_reduce_gradients_as_training_does():
+def test_benchmark_uses_the_ddp_options_of_training():
     options = data_parallel_options()
     assert options["gradient_as_bucket_view"]
     assert options.keys() <= inspect.signature(DistributedDataParallel).parameters.keys()
@@ -137,7 +137,7 @@ def test_validation_interval_counts_optimizer_steps():
 
 
 @pytest.mark.parametrize("experiment", options("experiment"))
-def test_experiments_say_their_command(experiment):
+def test_experiments_contain_their_command(experiment):
     text = Path(CONFIGS, "experiment", f"{experiment}.yaml").read_text()
     command = "python -m scripts.train" + ("" if experiment == "parity" else f" experiment={experiment}")
     assert command in text
@@ -161,23 +161,23 @@ def test_accumulate(arguments, expected):
         ((512, 32, -1, 1), "trainer.devices=-1"),
     ],
 )
-def test_accumulate_refuses(arguments, message):
+def test_impossible_accumulation_is_an_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         accumulate(*arguments)
 
 
 @pytest.mark.parametrize("trainer", [["trainer=cpu", "trainer.devices=2"], ["trainer=h100_8", "trainer.num_nodes=2"]])
-def test_a_sweep_starts_no_more_processes(trainer, monkeypatch):
-    """Each would go through the sweep by itself."""
+def test_sweep_with_several_devices_is_an_error(trainer, monkeypatch):
+    """Each process would run the whole sweep."""
     section = config(*trainer, "run_dir=.").trainer
     with pytest.raises(ValueError, match=r"sweep .*trainer\.devices=1"):
         check_sweep(section)
     monkeypatch.setattr("lightning.fabric.plugins.environments.TorchElasticEnvironment.detect", lambda: True)
-    check_sweep(section)  # torchrun has started all of them
+    check_sweep(section)  # torchrun has started all processes
 
 
 @pytest.mark.parametrize("devices", [1, "auto", [0]])
-def test_a_sweep_on_one_device(devices):
+def test_sweep_on_one_device(devices):
     check_sweep(config("trainer=cpu", f"trainer.devices={devices}", "run_dir=.").trainer)
 
 
@@ -189,20 +189,20 @@ def test_a_sweep_on_one_device(devices):
         (("model=lstm", "trainer.precision=bf16-mixed"), False),
     ],
 )
-def test_nn_lstm_in_bfloat16_on_a_gpu_is_warned_of(overrides, warned, monkeypatch, capsys):
+def test_nn_lstm_in_bfloat16_on_a_gpu_causes_a_warning(overrides, warned, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     check_buildable(config("experiment=text_tiny", "model.num_heads=1", *overrides, "run_dir=."))
     assert ("torch.nn.LSTM in float16" in capsys.readouterr().err) == warned
 
 
-class MixerThatWantsNumbers(RNNMixer):
+class MixerThatReadsValues(RNNMixer):
     def __init__(self, d_model: int, scale: "NotImported" = 1.0, **options) -> None:  # noqa: F821
         super().__init__(d_model, **options)
         self.total = self.norm_weight.sum().item() * scale
 
 
-def test_a_mixer_that_cannot_be_built_without_numbers_is_no_mistake():
-    composed = config(f"model.mixer._target_={__name__}.MixerThatWantsNumbers", "+model.mixer.scale=null", "run_dir=.")
+def test_mixer_that_cannot_be_built_on_the_meta_device_is_accepted():
+    composed = config(f"model.mixer._target_={__name__}.MixerThatReadsValues", "+model.mixer.scale=null", "run_dir=.")
     check_buildable(composed)
 
 
@@ -216,7 +216,7 @@ def test_a_mixer_that_cannot_be_built_without_numbers_is_no_mistake():
     ],
     ids=["mixer", "cell", "list", "optimizer"],
 )
-def test_what_is_imported_to_build_a_model_without_memory_keeps_its_constants(changed, tmp_path, monkeypatch):
+def test_modules_imported_by_the_check_keep_their_constants(changed, tmp_path, monkeypatch):
     tmp_path.joinpath("my_parts.py").write_text(
         "import torch\n"
         "from flashrnn.cells import GRU as CELL\n"
@@ -235,14 +235,14 @@ class MixerOfParts(RNNMixer):
         super().__init__(d_model, **options)
 
 
-def test_what_hydra_and_lightning_allow_is_allowed():
+def test_trainer_options_of_lightning_are_accepted():
     section = config("trainer=h100_8", "trainer.strategy=auto", "trainer.devices=[0,1]", "run_dir=.").trainer
     assert section.strategy == "auto"
     check_trainer(section)
 
 
 @pytest.mark.parametrize("data", ["text", "mix", "instructions"])
-def test_data_that_have_to_be_named(data):
+def test_missing_data_source_is_an_error(data):
     with pytest.raises(ValueError, match=r"data\.sources?=VALUE"):
         check(config("experiment=text_tiny", f"data={data}", "run_dir=."))
 

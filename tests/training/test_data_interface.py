@@ -1,4 +1,4 @@
-"""A LightningDataModule of anybody's trains, resumes and is evaluated; what it says of itself is heeded."""
+"""User-defined LightningDataModules can be trained, resumed and evaluated, and may define more methods."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from training.build import build_trainer
 
 
 class Successors(L.LightningDataModule):
-    """Lightning's own hooks alone: each token is followed by the next number."""
+    """A DataModule with only Lightning's hooks, in which each token is followed by the next number."""
 
     def __init__(self, size=64):
         super().__init__()
@@ -43,7 +43,7 @@ class Decoder:
 
 
 class Spoken(Successors):
-    """One that says all of the interface."""
+    """A DataModule with the whole interface."""
 
     vocab_size = num_classes = 5
     tokenizer = Decoder()
@@ -60,7 +60,7 @@ class Spoken(Successors):
 
 @pytest.fixture
 def of(tiny_config):
-    """of(Successors, "val_every=2"): the config of a run on such data."""
+    """Return a function that builds the config of a run with a DataModule, as in `of(Successors, "val_every=2")`."""
 
     def build(kind, *overrides, run="run", **arguments):
         config = tiny_config("parity", "schedule.total_steps=100", *overrides, run=run)
@@ -70,11 +70,11 @@ def of(tiny_config):
     return build
 
 
-def test_lightnings_hooks_are_enough(of, capsys):
+def test_datamodule_with_only_lightnings_hooks(of, capsys):
     config = of(Successors, "model.vocab_size=5", "model.num_classes=5", "trainer.max_steps=40")
     result = train(config)
     assert result.keys() == {"loss", "perplexity", "accuracy"}
-    assert result["loss"] < 1.5  # log 5 = 1.61 is a guess
+    assert result["loss"] < 1.5  # guessing has log 5 = 1.61
     assert evaluate(config.run_dir) == pytest.approx(result)
     assert "perplexity" in capsys.readouterr().out.partition("Evaluation:")[2]
     assert not Path(config.run_dir, "samples.txt").exists()
@@ -84,7 +84,7 @@ def test_lightnings_hooks_are_enough(of, capsys):
     assert list(losses(Path(resumed.run_dir))) == [40, 41, 42, 43]
 
 
-def test_what_a_datamodule_says_of_itself(of):
+def test_datamodule_with_the_whole_interface(of):
     config = of(Spoken, size=64)
     result = train(config)
     folder = Path(config.run_dir)
@@ -101,24 +101,24 @@ def test_what_a_datamodule_says_of_itself(of):
 @pytest.mark.parametrize(
     ("kind", "evaluated"), [(Successors, "loss, perplexity, accuracy"), (Spoken, "share_right")], ids=["hooks", "own"]
 )
-def test_a_metric_that_no_evaluation_has_is_refused_before_training(kind, evaluated, of):
+def test_unknown_metric_is_an_error_before_training(kind, evaluated, of):
     config = of(kind, "metric=bits", "model.vocab_size=5", "model.num_classes=5")
     with pytest.raises(ValueError, match=f"metric=bits: .*{kind.__name__} has {evaluated}"):
         train(config)
     assert not Path(config.run_dir).exists()
 
 
-def test_sizes_that_nobody_says(of):
+def test_missing_vocab_size_is_an_error(of):
     with pytest.raises(ValueError, match=r"model\.vocab_size .*Successors"):
         train(of(Successors))
 
 
-def test_batches_of_a_size_that_the_data_do_not_say(of):
+def test_global_batch_size_without_batch_size_is_an_error(of):
     with pytest.raises(Exception, match=r"global_batch_size=64 .*batch_size"):
         train(of(Spoken, "global_batch_size=64"))
 
 
 def test_devices_get_different_samples(of, tiny_config):
-    """By Lightning's sampler, or by the samplers of data that have their own."""
+    """By Lightning's sampler, or by the data's own sampler."""
     assert build_trainer(of(Spoken))._accelerator_connector.use_distributed_sampler
     assert not build_trainer(tiny_config("parity"))._accelerator_connector.use_distributed_sampler

@@ -1,4 +1,4 @@
-"""A data worker that fails or is killed ends the program with one message."""
+"""Failed and killed data workers end the program with one message."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def _no_traceback(monkeypatch):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_damaged_file_is_named(tmp_path, num_workers):
+def test_error_names_the_damaged_file(tmp_path, num_workers):
     tmp_path.joinpath("a.txt").write_text("the state of a recurrent network\n" * 2000)
     options = {"tokenizer": "bpe:260", "context_length": 16, "val_fraction": 0.4, "cache_dir": str(tmp_path)}
     module = Text(f"{tmp_path}/a.txt", num_workers=num_workers, **options)
@@ -41,8 +41,8 @@ def test_a_damaged_file_is_named(tmp_path, num_workers):
     assert len(message.splitlines()) == 2
 
 
-@pytest.mark.slow  # PyTorch looks for dead workers every five seconds
-def test_a_killed_worker_is_told(tmp_path):
+@pytest.mark.slow  # PyTorch checks for dead workers every five seconds
+def test_killed_worker_is_an_error(tmp_path):
     loader = ResumableDataModule(4, num_workers=1, seed=0).training_loader(Killed(), 100)
     message = message_of(loader)
     assert message.startswith("error: DataLoader worker (pid")

@@ -1,4 +1,4 @@
-"""Linear layers of ensembles have the gradients of F.linear."""
+"""Linear layers of ensembles have the same gradients as F.linear."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from training.ensemble_linear import InParts
 
 @pytest.mark.parametrize("rows", [(64, 40), (7, 3), (1, 1)], ids=str)
 @pytest.mark.parametrize("own", [0, None], ids=["own inputs", "the same inputs"])
-def test_gradients_are_those_of_torch(rows, own):
+def test_gradients_equal_pytorch(rows, own):
     torch.manual_seed(0)
     networks = [nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4, bias=False)) for _ in range(3)]
     weights, _ = stack_module_state(networks)

@@ -1,4 +1,4 @@
-"""A checkpoint alone is enough to evaluate it, also on other data than its run's; wrong ones are told in one line."""
+"""Evaluation from a checkpoint, on the data of its run or on other data; errors have one line."""
 
 import json
 from pathlib import Path
@@ -19,8 +19,8 @@ from training.export import export
 from training.lightning_module import TrainingModule
 
 
-def test_from_the_checkpoint_alone(tiny_config):
-    """Same data, same numbers as at the end of training."""
+def test_evaluation_needs_only_the_checkpoint(tiny_config):
+    """The result equals that at the end of training."""
     config = tiny_config("parity", "model=gru")
     trained = train(config)
     file = checkpoint.find(config.run_dir)
@@ -29,7 +29,7 @@ def test_from_the_checkpoint_alone(tiny_config):
 
 
 @pytest.mark.drawn
-def test_other_lengths_from_a_run_folder(tiny_config):
+def test_evaluation_of_a_run_folder_on_other_lengths(tiny_config):
     config = tiny_config("parity")
     train(config)
     result = evaluate(config.run_dir, "data.eval_lengths=[6,9,20]")
@@ -41,7 +41,7 @@ def test_other_lengths_from_a_run_folder(tiny_config):
     assert (folder / "accuracy.png").is_file()
 
 
-def test_text(trained):
+def test_evaluation_of_text(trained):
     config, result = trained
     assert evaluate(config.run_dir) == pytest.approx(result)
     rounded = evaluation.evaluate(config.run_dir, {}, "int8")
@@ -49,8 +49,8 @@ def test_text(trained):
     assert rounded == pytest.approx(result, rel=1e-2)
 
 
-def test_text_is_read_with_the_tokenizer_of_the_run(tiny_config, change_texts, tmp_path):
-    """One trained on the corpus as it is now would not fit the weights."""
+def test_evaluation_uses_the_tokenizer_of_the_run(tiny_config, change_texts, tmp_path):
+    """A tokenizer trained on the changed corpus would not fit the weights."""
     config = tiny_config("text_tiny")
     train(config)
     change_texts()
@@ -59,7 +59,7 @@ def test_text_is_read_with_the_tokenizer_of_the_run(tiny_config, change_texts, t
     assert used.read_text() == (tmp_path / "outputs/text_tiny/run/tokenizer/tokenizer.json").read_text()
 
 
-def test_another_source_where_files_of_their_own_are_validated_on(tiny_config, tmp_path):
+def test_evaluation_on_another_source_with_separate_validation_files(tiny_config, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("another text. " * 99)
     config = tiny_config("text_tiny", f"data.val_split={other}")
@@ -68,15 +68,15 @@ def test_another_source_where_files_of_their_own_are_validated_on(tiny_config, t
         evaluate(config.run_dir, f"data.source={tmp_path}/texts/1*.txt")
 
 
-def test_changes_reach_the_config():
+def test_overrides_are_applied_to_the_config():
     saved = {"data": {"eval_lengths": [40, 64], "seed": 0}, "seed": 0, "trainer": {"accelerator": "gpu"}}
     changed = changed_config(saved, {"data": {"eval_lengths": [40, 64, 512]}, "seed": 3})
-    auto = {"accelerator": "auto"}  # what trained on a GPU is evaluated where there is none
+    auto = {"accelerator": "auto"}  # models trained on a GPU can be evaluated without one
     assert changed == {"data": {"eval_lengths": [40, 64, 512], "seed": 0}, "seed": 3, "trainer": auto}
 
 
 @pytest.mark.parametrize("key", ["data.eval_length", "sed", "dota.seed"])
-def test_unknown_key(key):
+def test_unknown_key_is_an_error(key):
     saved = {"data": {"eval_lengths": [40, 64], "seed": 0}, "seed": 0, "trainer": {"accelerator": "gpu"}}
     with pytest.raises(ConfigKeyError, match=key.rpartition(".")[2] if "dota" not in key else "dota"):
         changed_config(saved, OmegaConf.from_dotlist([f"{key}=1"]))
@@ -95,24 +95,24 @@ def test_unknown_key(key):
         "name=other",
     ],
 )
-def test_what_an_evaluation_does_not_read_is_refused(override):
+def test_key_without_effect_is_an_error(override):
     with pytest.raises(ValueError, match=f"^{override.partition('=')[0]} "):
         evaluate("anything", override)
 
 
-def test_a_word_in_place_of_a_number(trained_parity):
+def test_wrong_type_is_an_error(trained_parity):
     with pytest.raises(ValueError, match=r"data\.eval_batches=many: expected a number"):
         evaluate(trained_parity[0].run_dir, "data.eval_batches=many")
 
 
-def test_folder_above_the_runs(tmp_path):
+def test_parent_folder_of_runs_is_an_error(tmp_path):
     (tmp_path / "2026-01-01" / "checkpoints").mkdir(parents=True)
     (tmp_path / "2026-01-01" / "checkpoints" / "last.ckpt").touch()
     with pytest.raises(FileNotFoundError, match=r"/2026-01-01$"):
         evaluate(str(tmp_path))
 
 
-def test_weights_of_another_model(trained_parity, tmp_path):
+def test_weights_of_another_model_are_an_error(trained_parity, tmp_path):
     content = torch.load(checkpoint.find(trained_parity[0].run_dir))
     content["config"]["model"]["d_model"] = 16
     torch.save(content, tmp_path / "wider.ckpt")
@@ -120,12 +120,12 @@ def test_weights_of_another_model(trained_parity, tmp_path):
         evaluate(tmp_path / "wider.ckpt")
 
 
-def test_another_model_is_refused():
+def test_override_of_the_model_is_an_error():
     with pytest.raises(ValueError, match=r"model\.num_heads"):
         evaluate("anything", "model.num_heads=1")
 
 
-def test_text_that_was_trained_on_is_refused(trained):
+def test_evaluation_on_training_text_is_an_error(trained):
     config, _ = trained
     for fraction in (0.2, 0.3):
         assert evaluate(config.run_dir, f"data.val_fraction={fraction}")["perplexity"] > 1
@@ -133,13 +133,13 @@ def test_text_that_was_trained_on_is_refused(trained):
         evaluate(config.run_dir, "data.val_fraction=0.5")
 
 
-def test_part_of_a_text_is_not_compared_with_all_of_it(trained):
+def test_unigram_perplexity_is_omitted_for_a_part_of_the_text(trained):
     config, result = trained
     assert result["unigram_perplexity"] > 1
     assert evaluate(config.run_dir, "trainer.limit_val_batches=1")["unigram_perplexity"] is None
 
 
-def test_missing_checkpoint(tmp_path):
+def test_missing_checkpoint_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"/nowhere\.ckpt"):
         evaluate(str(tmp_path / "nowhere.ckpt"))
     with pytest.raises(FileNotFoundError, match=r"/checkpoints/last\.ckpt"):
@@ -147,14 +147,14 @@ def test_missing_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 cut off"])
-def test_damaged_checkpoint(tmp_path, content):
+def test_damaged_checkpoint_is_an_error(tmp_path, content):
     file = tmp_path / "damaged.ckpt"
     file.write_bytes(content)
     with pytest.raises(ValueError, match=r"/damaged\.ckpt "):
         evaluate(str(file))
 
 
-def test_truncated_checkpoint(trained_parity, tmp_path):
+def test_truncated_checkpoint_is_an_error(trained_parity, tmp_path):
     file = tmp_path / "truncated.ckpt"
     file.write_bytes(checkpoint.find(trained_parity[0].run_dir).read_bytes()[:-1000])
     with pytest.raises(ValueError, match=r"truncated\.ckpt .*damaged"):
@@ -162,7 +162,7 @@ def test_truncated_checkpoint(trained_parity, tmp_path):
 
 
 @pytest.mark.parametrize("content", [{"state_dict": {}}, [1, 2]])
-def test_checkpoint_of_something_else(tmp_path, content):
+def test_checkpoint_of_another_program_is_an_error(tmp_path, content):
     torch.save(content, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match=r"/other\.ckpt "):
         evaluate(str(tmp_path / "other.ckpt"))
@@ -170,8 +170,8 @@ def test_checkpoint_of_something_else(tmp_path, content):
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("model", [pytest.param("model=slstm", marks=pytest.mark.slow), "model=hybrid"])
-def test_losses_by_position_are_those_of_whole_documents(model, tiny_config, tmp_path):
-    """However many windows they are read in: attention sees them all, too, and a context of its own if asked for."""
+def test_losses_by_position_equal_those_of_whole_documents(model, tiny_config, tmp_path):
+    """Documents are read in windows. Attention reads the whole document, or `eval_context` tokens."""
     blocks = ["model.num_blocks=3"] if model == "model=hybrid" else []
     for number in range(6):
         (tmp_path / "texts" / f"{number}.txt").write_text(f"text {number} has {number**3}. " * 200)
@@ -202,14 +202,14 @@ def test_losses_by_position_are_those_of_whole_documents(model, tiny_config, tmp
     assert anew[1] != pytest.approx(found["losses"][1], rel=1e-5)
 
 
-def test_a_mix_is_evaluated_on_all_and_on_each(tiny_config, tmp_path):
+def test_mix_is_evaluated_on_the_mixture_and_on_each_source(tiny_config, tmp_path):
     texts = [f"{{source: '{tmp_path}/texts/{part}*.txt', weight: {weight}}}" for part, weight in (("1", 1), ("2", 2))]
     sources = f"data.sources={{ones: {texts[0]}, twos: {texts[1]}}}"
     tiny = [part for part in TINY["text_tiny"] if "data.batch_size" not in part]
     loading = ["data.batch_size=16", "data.num_workers=0", "data.prepare_processes=0"]
     folder = f"run_dir={tmp_path}/outputs/mix"
     config = config_of("experiment=text_tiny", "data=mix", sources, *tiny, *loading, *SHORT, folder)
-    tiny_config("text_tiny")  # writes the texts
+    tiny_config("text_tiny")  # creates the texts
     result = train(config)
     assert result["sources"].keys() == {"ones", "twos"}
     logged = [row["val/perplexity"] for row in metrics(Path(config.run_dir)) if row["val/perplexity"]]

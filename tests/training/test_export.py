@@ -1,4 +1,4 @@
-"""A run goes into a folder that transformers and scripts.evaluate take, and is the same model there."""
+"""Export of a run to a folder for transformers and scripts.evaluate."""
 
 import json
 import resource
@@ -21,13 +21,13 @@ HYBRID = ["model=hybrid", "model.num_blocks=2", "model.pattern=[slstm,window]"]
 
 @pytest.fixture
 def run(request, tiny_config):
-    """Folder, result and config of a tiny run, with the overrides that a test gives."""
+    """Return folder, result and config of a tiny run with the overrides of the test's parameters."""
     config = tiny_config("text_tiny", *getattr(request, "param", []))
     return config.run_dir, train(config), config
 
 
 @pytest.mark.parametrize("run", [[], HYBRID], indirect=True, ids=["lstm", "hybrid"])
-def test_logits_and_tokenizer_are_those_of_the_run(run, tmp_path):
+def test_exported_logits_and_tokenizer_equal_the_run(run, tmp_path):
     folder, _, config = run
     export(folder, tmp_path / "out")
     trained = TrainingModule(instantiate(config.model))
@@ -45,7 +45,7 @@ def test_logits_and_tokenizer_are_those_of_the_run(run, tmp_path):
     assert loaded.generation_config.eos_token_id == tokenizer.eos_token_id
 
 
-def test_evaluates_as_the_run_did_with_the_tokens_of_the_run(trained, tmp_path, monkeypatch):
+def test_exported_model_has_the_evaluation_of_the_run(trained, tmp_path, monkeypatch):
     config, result = trained
     export(config.run_dir, tmp_path / "out")
     monkeypatch.chdir(Path(config.run_dir).parents[2])
@@ -53,7 +53,7 @@ def test_evaluates_as_the_run_did_with_the_tokens_of_the_run(trained, tmp_path, 
     assert len(list(Path("corpora").glob("*/"))) == 1
 
 
-def test_its_tokenizer_outlives_the_corpus_it_was_trained_on(run, change_texts, tmp_path):
+def test_exported_tokenizer_does_not_depend_on_the_corpus(run, change_texts, tmp_path):
     folder, _, _ = run
     export(folder, tmp_path / "before")
     change_texts()
@@ -65,7 +65,7 @@ def test_its_tokenizer_outlives_the_corpus_it_was_trained_on(run, change_texts, 
     assert used.read_text() == saved
 
 
-def test_a_disk_without_room_leaves_no_part_of_a_model(trained, tmp_path):
+def test_full_disk_leaves_no_partial_export(trained, tmp_path):
     folder = trained[0].run_dir
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
@@ -77,7 +77,7 @@ def test_a_disk_without_room_leaves_no_part_of_a_model(trained, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_model_card_says_what_it_is(trained, tmp_path):
+def test_model_card_describes_the_model(trained, tmp_path):
     config, result = trained
     export(config.run_dir, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
@@ -86,11 +86,11 @@ def test_model_card_says_what_it_is(trained, tmp_path):
         assert f"| {row} |" in card
     commit = json.loads(Path(config.run_dir, "eval.json").read_text())["environment"]["commit"]
     assert f"| commit of the evaluation | {commit} |" in card
-    assert str(tmp_path / "out") not in card.partition("## Configuration")[0]  # of this machine alone
+    assert str(tmp_path / "out") not in card.partition("## Configuration")[0]  # the path exists only on this machine
 
 
-def test_model_card_has_the_evaluation_of_the_run(run, tmp_path):
-    """Not a later one, which may be of a part of the data alone."""
+def test_model_card_contains_the_evaluation_of_the_run(run, tmp_path):
+    """A later evaluation may have used only a part of the data."""
     folder, result, config = run
     evaluate(str(folder), "trainer.limit_val_batches=1", "data.batch_size=1")
     export(folder, tmp_path / "out")
@@ -98,7 +98,7 @@ def test_model_card_has_the_evaluation_of_the_run(run, tmp_path):
     assert expected in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_results_of_another_step_are_not_the_model_s(run, tmp_path):
+def test_model_card_omits_results_of_another_step(run, tmp_path):
     folder, _, _ = run
     file = Path(folder, "eval.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"step": 4}))
@@ -106,20 +106,20 @@ def test_results_of_another_step_are_not_the_model_s(run, tmp_path):
     assert "Not evaluated" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_a_model_of_state_tracking_is_refused(trained_parity, tmp_path):
+def test_export_of_a_state_tracking_model_is_an_error(trained_parity, tmp_path):
     with pytest.raises(ValueError, match=r"data\.state_tracking\.StateTracking.* tokenizer"):
         export(trained_parity[0].run_dir, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_is_overwritten(tmp_path):
+def test_existing_folder_is_not_overwritten(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="/out "):
         export("anything", tmp_path / "out")
 
 
-def test_a_damaged_folder_is_told_in_one_line(trained, tmp_path):
+def test_damaged_export_is_an_error(trained, tmp_path):
     folder = trained[0].run_dir
     export(folder, tmp_path / "out")
     (tmp_path / "out" / "training.json").unlink()

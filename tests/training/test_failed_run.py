@@ -1,4 +1,4 @@
-"""What is left of a run that fails: nothing if it has not begun, otherwise a log that ends with the error."""
+"""A failed run leaves a log that ends with the error, or nothing if its folder holds only what Hydra writes."""
 
 import logging
 
@@ -9,7 +9,7 @@ from training.failed_run import recorded
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder as Hydra makes it before a run begins."""
+    """Return a run's folder as Hydra creates it, with an open log file."""
     made = tmp_path / "run"
     (made / ".hydra").mkdir(parents=True)
     (made / ".hydra" / "overrides.yaml").write_text("[]")
@@ -25,12 +25,12 @@ def fail(folder, keep=False):
         raise ValueError("too large")
 
 
-def test_a_run_that_has_not_begun_leaves_nothing(folder):
+def test_unused_folder_is_removed(folder):
     fail(folder)
     assert not folder.exists()
 
 
-def test_a_run_that_has_begun_stays_with_its_error(folder):
+def test_used_folder_is_kept_and_logs_the_error(folder):
     file = folder / "checkpoints" / "last.ckpt"
     file.parent.mkdir()
     file.touch()
@@ -39,12 +39,12 @@ def test_a_run_that_has_begun_stays_with_its_error(folder):
     assert (folder / "train.log").read_text().endswith("ValueError: too large\n")
 
 
-def test_the_working_folder_stays(folder, monkeypatch):
+def test_working_folder_is_kept(folder, monkeypatch):
     monkeypatch.chdir(folder)
     fail(folder)
     assert folder.exists()
 
 
-def test_a_job_of_a_sweep_stays(folder):
+def test_folder_of_a_sweep_job_is_kept(folder):
     fail(folder, keep=True)
     assert "too large" in (folder / "train.log").read_text()

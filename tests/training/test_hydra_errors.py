@@ -26,14 +26,14 @@ from training.configuration import check_required, composed
         ("parity", "^parity: expected KEY=VALUE"),
     ],
 )
-def test_mistakes_in_overrides(override, message):
+def test_wrong_override_is_an_error_with_suggestions(override, message):
     with pytest.raises((HydraException, OSError)) as raised:
         composed([override])
     assert "\n" not in (told := hydra_errors.message(raised.value))
     assert re.search(message, told)
 
 
-def test_unknown_key_of_a_saved_config():
+def test_unknown_key_of_a_saved_config_is_an_error():
     saved = OmegaConf.create({"data": {"eval_lengths": [40]}})
     OmegaConf.set_struct(saved, True)
     with pytest.raises(OmegaConfBaseException) as raised:
@@ -41,14 +41,14 @@ def test_unknown_key_of_a_saved_config():
     assert "did you mean eval_lengths?" in hydra_errors.message(raised.value)
 
 
-def test_a_value_that_others_depend_on():
+def test_invalid_value_that_others_depend_on_is_an_error():
     config = composed(["global_batch_size=100", "run_dir=."])
     with pytest.raises(OmegaConfBaseException) as raised:
         OmegaConf.to_container(config, resolve=True)
     assert re.fullmatch(r"global_batch_size=100 must be a positive .* = \d+", hydra_errors.message(raised.value))
 
 
-def test_required_keys_are_told_with_their_comment():
+def test_error_of_a_required_key_contains_its_comment():
     with pytest.raises(ValueError, match=r"ckpt=VALUE is required: .*last"):
         check_required(composed([], "evaluate"), "evaluate")
 
@@ -58,10 +58,10 @@ def test_required_keys_are_told_with_their_comment():
     [
         ({"_target_": "flashrnn.get_cell", "function": 3}, True),
         ({"_target_": "flashrnn.get_cell", "cell": "lstm"}, False),
-        ({"_target_": "data.mixing.Schedule", "weights": 3, "seed": [0]}, False),  # by an operation on 3
+        ({"_target_": "data.mixing.Schedule", "weights": 3, "seed": [0]}, False),  # an operation on 3 fails
     ],
 )
-def test_whose_message_of_a_type_error_says_more(options, by_target):
+def test_type_error_message_is_that_of_the_target_or_its_arguments(options, by_target):
     with pytest.raises(InstantiationException) as raised:
         instantiate(options)
     assert isinstance(raised.value.__cause__, TypeError)

@@ -1,4 +1,4 @@
-"""A training that begins with the weights of another run."""
+"""Training that starts from the weights of another run."""
 
 import re
 import shutil
@@ -18,10 +18,10 @@ def weights(path):
 
 
 @pytest.mark.parametrize("exported", [False, True])
-def test_weights_and_tokenizer_are_those_of_the_run(trained, exported, tiny_config, tmp_path, change_texts):
+def test_training_starts_with_weights_and_tokenizer_of_the_run(trained, exported, tiny_config, tmp_path, change_texts):
     before = trained[0].run_dir
     start = str(export(before, tmp_path / "out")) if exported else before
-    change_texts()  # on which a tokenizer would be another one
+    change_texts()  # a tokenizer trained on them would differ
     config = tiny_config("text_tiny", f"init_from={start}", run="after")
     run = build(config)
     assert all(torch.equal(run.module.state_dict()[name], weight) for name, weight in weights(before).items())
@@ -31,22 +31,22 @@ def test_weights_and_tokenizer_are_those_of_the_run(trained, exported, tiny_conf
     assert any(not torch.equal(weights(before)[name], weight) for name, weight in weights(config.run_dir).items())
 
 
-def test_an_export_cannot_be_resumed(trained, tiny_config, tmp_path):
+def test_resuming_an_export_is_an_error(trained, tiny_config, tmp_path):
     start = export(trained[0].run_dir, tmp_path / "out")
     with pytest.raises(ValueError, match=r"ckpt_path=.*out.* init_from="):
         train(tiny_config("text_tiny", f"ckpt_path={start}", "trainer.max_steps=20", run="after"))
 
 
-def test_a_run_that_goes_on_has_its_own_weights(trained, tiny_config, tmp_path):
+def test_resumed_run_keeps_its_own_weights(trained, tiny_config, tmp_path):
     before = shutil.copytree(trained[0].run_dir, tmp_path / "before")
     config = tiny_config("text_tiny", f"init_from={before}", run="after")
     train(config)
-    shutil.rmtree(before)  # is not asked for again
+    shutil.rmtree(before)  # not needed again
     again = ["trainer.max_steps=9", f"ckpt_path={config.run_dir}", f"init_from={before}"]
     assert train(tiny_config("text_tiny", *again, run="again"))["perplexity"] > 0
 
 
-def test_weights_that_do_not_fit_are_named(trained, tiny_config):
+def test_error_names_weights_of_wrong_shape(trained, tiny_config):
     start = f"init_from={trained[0].run_dir}"
     config = tiny_config("text_tiny", start, "model.num_blocks=2", "model.num_heads=2", run="after")
     with pytest.raises(ValueError, match="init_from") as error:

@@ -1,4 +1,4 @@
-"""What the training module computes, logs and refuses."""
+"""The training module: losses, logs and errors."""
 
 import csv
 import os
@@ -56,7 +56,7 @@ def tiny_trainer(folder, **options):
     return Trainer(**{**settings, **options})
 
 
-def test_everything_is_logged(tmp_path):
+def test_values_are_logged(tmp_path):
     module = tiny_module()
     train = loader(*map(batch, range(12)))
     tiny_trainer(tmp_path, accumulate_grad_batches=2).fit(module, train, loader(batch(99)))
@@ -66,7 +66,7 @@ def test_everything_is_logged(tmp_path):
     for row in logged:
         assert float(row["train/perplexity"]) == pytest.approx(torch.tensor(float(row["train/loss"])).exp().item())
         assert 0 <= float(row["train/accuracy"]) <= 1
-        # before clipping, so larger than the limit
+        # the norm before clipping, which exceeds the limit
         assert float(row["train/gradient_norm"]) > 1e-3
     assert [float(row["train/lr"]) for row in logged] == pytest.approx([0.01, 0.00689, 0.00186], rel=1e-2)
     (validated,) = [row for row in rows if row["val/loss"]]
@@ -89,7 +89,7 @@ def test_gradients_are_clipped(tmp_path):
     assert max(norms) <= 1e-3 * (1 + 1e-4)
 
 
-def test_validation_weighs_every_scored_label_the_same(tmp_path):
+def test_validation_weighs_all_labels_equally(tmp_path):
     module = tiny_module()
     batches = [batch(0, B=4), batch(1, B=1, T=3), batch(2, B=2, T=20)]
     (metrics,) = tiny_trainer(tmp_path).validate(module, loader(*batches), verbose=False)
@@ -103,8 +103,8 @@ def test_validation_weighs_every_scored_label_the_same(tmp_path):
     assert metrics["val/accuracy"] == pytest.approx(accuracy)
 
 
-def test_sums_are_float32_in_a_model_of_half_precision(tmp_path):
-    """1,000 labels more do not change a sum of 300,000 in bfloat16."""
+def test_sums_are_float32_in_half_precision(tmp_path):
+    """In bfloat16, adding 1,000 labels would not change a sum of 300,000."""
     module = tiny_module()
     batches = [batch(seed, B=64, T=40) for seed in range(8)]
     (metrics,) = tiny_trainer(tmp_path, precision="bf16-true").validate(module, loader(*batches), verbose=False)
@@ -116,8 +116,8 @@ def test_sums_are_float32_in_a_model_of_half_precision(tmp_path):
     assert metrics["val/accuracy"] == pytest.approx(right / number, rel=1e-6)
 
 
-def test_batches_without_labels_change_nothing(tmp_path):
-    """What a rank gets that has run out of samples before the others."""
+def test_batches_without_labels_have_no_effect(tmp_path):
+    """A rank with fewer samples than others receives such batches."""
     module, empty = tiny_module(), batch(1)
     empty["labels"][:] = -100
     for run in (Trainer.validate, Trainer.test):
@@ -128,7 +128,7 @@ def test_batches_without_labels_change_nothing(tmp_path):
     assert len(module.test_sequences) == 4
 
 
-def test_test_reports_the_last_position_of_each_sequence(tmp_path):
+def test_test_accuracy_is_that_of_the_last_position(tmp_path):
     module = tiny_module()
     batches = batch(0), batch(1)
     tiny_trainer(tmp_path).test(module, [loader(b) for b in batches], verbose=False)
@@ -141,7 +141,7 @@ def test_test_reports_the_last_position_of_each_sequence(tmp_path):
     torch.testing.assert_close(module.test_sequences, torch.tensor(expected))
 
 
-def test_reset_reaches_the_model(tmp_path):
+def test_reset_is_passed_to_the_model(tmp_path):
     module = tiny_module()
     plain = batch()
     reset = torch.rand(plain["labels"].shape) < 0.5
@@ -151,26 +151,26 @@ def test_reset_reaches_the_model(tmp_path):
     assert losses[0] != losses[1]
 
 
-def test_compiled_model_keeps_its_state_dict():
+def test_compiled_model_has_the_same_state_dict():
     assert tiny_module(compile=True).state_dict().keys() == tiny_module().state_dict().keys()
 
 
-def test_evaluation_is_compiled_for_the_shape_of_training_alone(tmp_path, monkeypatch):
-    """Every other shape would take as long to compile as training does: minutes, where a loop over time is unrolled."""
+def test_only_the_shape_of_training_is_compiled(tmp_path, monkeypatch):
+    """Compiling another shape can take minutes if a loop over time is unrolled."""
     compiled = CompileCounter()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiled))
     train, evaluation = map(batch, range(6)), [batch(6), batch(7, B=3), batch(8, T=9)]
     module, trainer = tiny_module(compile=True), tiny_trainer(tmp_path, inference_mode=False)
     trainer.fit(module, loader(*train), loader(evaluation[0]))
     (metrics,) = trainer.test(module, loader(*evaluation), verbose=False)
-    assert compiled.frame_count == 2  # with gradients, and without
+    assert compiled.frame_count == 2  # with and without gradients
     uncompiled = tiny_module()
     uncompiled.load_state_dict(module.state_dict())
     assert trainer.test(uncompiled, loader(*evaluation), verbose=False)[0] == pytest.approx(metrics)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_training_stops_when_the_loss_is_not_finite(tmp_path, value):
+def test_training_stops_if_the_loss_is_not_finite(tmp_path, value):
     module = tiny_module()
     with torch.no_grad():
         module.model.head.weight[0, 0] = value
@@ -181,7 +181,7 @@ def test_training_stops_when_the_loss_is_not_finite(tmp_path, value):
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
-    """On a GPU the loss is not looked at in every step, so a checkpoint could come before the error."""
+    """On a GPU, the loss is not checked in every step, so a checkpoint could be saved before the error."""
     module = tiny_module()
     module.trainer = tiny_trainer(tmp_path)
     module.on_save_checkpoint({"state_dict": module.state_dict()})
@@ -191,8 +191,8 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
         module.on_save_checkpoint({"state_dict": module.state_dict()})
 
 
-def test_all_processes_hear_of_weights_that_are_not_finite(tmp_path, monkeypatch):
-    """Of a checkpoint of FSDP one process has the weights, and the others nothing."""
+def test_all_processes_fail_if_weights_are_not_finite(tmp_path, monkeypatch):
+    """With FSDP, only one process has the weights of a checkpoint."""
     module = tiny_module()
     module.trainer = tiny_trainer(tmp_path)
     monkeypatch.setattr(module.trainer.strategy, "reduce_boolean_decision", lambda decision, all: True)
@@ -208,13 +208,13 @@ def test_batches_must_fit_the_model(tmp_path, key, value):
         tiny_trainer(tmp_path).fit(tiny_module(), loader(wrong))
 
 
-def test_only_clipping_by_norm(tmp_path):
+def test_clipping_by_value_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="gradient_clip_algorithm=value"):
         tiny_trainer(tmp_path, gradient_clip_algorithm="value").fit(tiny_module(), loader(batch()))
 
 
-def test_only_the_graph_of_batches_whose_gradients_are_reduced_is_cut(tmp_path, monkeypatch):
-    """PyTorch cuts it where DistributedDataParallel's buckets begin; a cut graph is slower by itself."""
+def test_only_graphs_with_reduced_gradients_are_split(tmp_path, monkeypatch):
+    """PyTorch splits graphs at the buckets of DistributedDataParallel, which makes them slower."""
     graphs = CompileCounter()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=graphs))
     found, whole = [], 1
@@ -228,7 +228,7 @@ def test_only_the_graph_of_batches_whose_gradients_are_reduced_is_cut(tmp_path, 
     strategy = DDPStrategy(bucket_cap_mb=1)
     options = {"strategy": strategy, "devices": 1, "accumulate_grad_batches": 3, "max_steps": 2, "callbacks": [Count()]}
     try:
-        with patch.dict(os.environ):  # where Lightning writes the ranks
+        with patch.dict(os.environ):  # Lightning sets the ranks there
             trainer = tiny_trainer(tmp_path, **options)
             trainer.fit(module, loader(*map(batch, range(6))))
             trainer.validate(module, loader(batch(6)), verbose=False)
@@ -237,4 +237,4 @@ def test_only_the_graph_of_batches_whose_gradients_are_reduced_is_cut(tmp_path, 
     cut = found[-1] - whole
     assert cut > 1
     assert found == [whole, whole, *[whole + cut] * 4]
-    assert graphs.frame_count == found[-1] + whole  # of the validation
+    assert graphs.frame_count == found[-1] + whole  # the graphs of the validation

@@ -1,4 +1,4 @@
-"""What people know from Lightning works here, and a run that is resumed keeps it."""
+"""Features of Lightning work, also in resumed runs."""
 
 import logging
 from pathlib import Path
@@ -18,7 +18,7 @@ from training.command_line import prepare_process
 KEEP = ["checkpoint.every_n_train_steps=3", "checkpoint.save_top_k=-1"]
 
 
-def test_a_moving_average_is_evaluated_and_saved_and_resumes_exactly(tiny_config):
+def test_weight_averaging_is_evaluated_saved_and_resumed(tiny_config):
     average = ["callbacks=ema", "callbacks.ema.decay=0.5"]
     whole = tiny_config("parity", *KEEP, *average, run="whole")
     result = train(whole)
@@ -35,10 +35,10 @@ def test_a_moving_average_is_evaluated_and_saved_and_resumes_exactly(tiny_config
     assert not torch.equal(ends[0]["state_dict"][weight], ends[0]["current_model_state"][weight])
     without = tiny_config("parity", run="without")
     train(without)
-    assert losses(Path(without.run_dir)) == losses(Path(whole.run_dir))  # the average changes no step
+    assert losses(Path(without.run_dir)) == losses(Path(whole.run_dir))  # averaging does not change steps
 
 
-def test_sharded_weights_have_no_average():
+def test_weight_averaging_of_sharded_weights_is_an_error():
     class Sharded:
         strategy = torch.nn.Module()
 
@@ -53,7 +53,7 @@ def rates(config):
     return [float(row["train/lr"]) for row in metrics(Path(config.run_dir)) if row["train/lr"]]
 
 
-def test_the_rate_that_was_found_is_that_of_the_run_also_when_it_goes_on(tiny_config, capsys):
+def test_learning_rate_finder_sets_the_rate_of_the_run(tiny_config, capsys):
     finder = ["callbacks=lr_finder", "callbacks.lr_finder.num_training_steps=30", "schedule=none"]
     config = tiny_config("parity", *finder, run="first")
     train(config)
@@ -62,7 +62,7 @@ def test_the_rate_that_was_found_is_that_of_the_run_also_when_it_goes_on(tiny_co
     assert line == f"callbacks=lr_finder: optim.lr={found:.3g}"
     assert found != config.optim.lr
     assert rates(config) == pytest.approx([found] * 8)
-    assert list(losses(Path(config.run_dir))) == list(range(8))  # the search has left no trace
+    assert list(losses(Path(config.run_dir))) == list(range(8))  # the search is not logged
     longer = ["trainer.max_steps=9", f"optim.lr={found}", f"ckpt_path={config.run_dir}"]
     resumed = tiny_config("parity", *finder, *longer, run="second")
     train(resumed)
@@ -79,17 +79,17 @@ def test_several_loggers(tiny_config):
     assert "lr-AdamW/pg1" in written.Tags()["scalars"]
 
 
-def test_loggers_have_names(tiny_config):
+def test_logger_without_a_name_is_an_error(tiny_config):
     with pytest.raises(ValueError, match=r"logger\._target_=a\.Logger"):
         train(tiny_config("parity", "logger=none", "+logger._target_=a.Logger"))
 
 
 @pytest.mark.parametrize("debug", ["fdr", "limit", "profiler"])
-def test_debugging(tiny_config, debug):
+def test_debug_configs(tiny_config, debug):
     assert 0 <= train(tiny_config("parity", f"debug={debug}", "trainer.accelerator=cpu"))["accuracy"] <= 1
 
 
-def test_precision_of_products(tiny_config):
+def test_matmul_precision(tiny_config):
     before = torch.get_float32_matmul_precision()
     try:
         train(tiny_config("parity", "matmul_precision=high"))
@@ -98,8 +98,8 @@ def test_precision_of_products(tiny_config):
         torch.set_float32_matmul_precision(before)
 
 
-def test_a_profiler_reports_once(monkeypatch):
-    monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "handlers", [])  # as where Hydra logs before it
+def test_profiler_reports_once(monkeypatch):
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "handlers", [])  # as if Hydra configured it
     monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "propagate", True)
     prepare_process(None)
     shown, handler = [], logging.Handler(logging.INFO)
@@ -113,7 +113,7 @@ def test_a_profiler_reports_once(monkeypatch):
     assert ["a step" in text for text in shown] == [True]
 
 
-def test_lines_in_place_of_a_bar(tiny_config, capsys):
+def test_lines_instead_of_a_progress_bar(tiny_config, capsys):
     config = tiny_config("text_tiny", "trainer.enable_progress_bar=true", "logger=none")
     train(config)
     out, err = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""AdamW's decay groups and settings."""
+"""AdamW's parameter groups and settings."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ def tiny():
     return SequenceModel(5, partial(RNNMixer, function="slstm", conv_width=4), d_model=8, num_blocks=1)
 
 
-def test_decay_groups():
+def test_weight_decay_excludes_embeddings_norms_and_biases():
     model = tiny()
     names = {parameter: name for name, parameter in model.named_parameters()}
     decay, no_decay = decay_groups(model, weight_decay=0.1)
@@ -39,7 +39,7 @@ def test_decay_groups():
     }
 
 
-def test_the_rates_of_a_mamba_mixer_do_not_decay():
+def test_weight_decay_excludes_rates_of_mamba():
     model = SequenceModel(5, MambaMixer, d_model=8, num_blocks=1)
     names = {parameter: name for name, parameter in model.named_parameters()}
     _, no_decay = decay_groups(model, weight_decay=0.1)
@@ -47,7 +47,7 @@ def test_the_rates_of_a_mamba_mixer_do_not_decay():
 
 
 @pytest.mark.parametrize("setting", [{"lr": 0.0}, {"weight_decay": -0.1}, {"betas": 0.9}])
-def test_rates_that_make_no_sense(setting):
+def test_invalid_settings_are_an_error(setting):
     ((name, value),) = setting.items()
     with pytest.raises(ValueError, match=f"{name}={value}"):
         adamw(torch.nn.Linear(2, 2), **setting)

@@ -1,4 +1,4 @@
-"""Answers to a file of prompts: in its order, after a break as without one, and one line for what is wrong."""
+"""Answers to a file of prompts: their order, resuming, and errors with one line."""
 
 import json
 
@@ -20,7 +20,7 @@ END = "<|endoftext|>"
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """The folder of a model of single bytes that ends texts now and then."""
+    """Return the folder of a byte-level model that sometimes ends its texts."""
     folder = tmp_path_factory.mktemp("exported")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE({letter: n for n, letter in enumerate([END, *alphabet])}, []))
@@ -53,7 +53,7 @@ def answers(exported, prompts, out, **options):
         return [json.loads(line) for line in file]
 
 
-def test_answers_are_in_the_order_of_the_prompts(exported, prompts, tmp_path):
+def test_answers_have_the_order_of_the_prompts(exported, prompts, tmp_path):
     found = answers(exported, prompts, tmp_path / "out.jsonl")
     assert [(line["prompt"], line["id"]) for line in found] == list(zip(PROMPTS, range(6), strict=True))
     assert {line["reason"] for line in found} == {"end_of_text", "length"}
@@ -64,12 +64,12 @@ def test_answers_are_in_the_order_of_the_prompts(exported, prompts, tmp_path):
         assert len(line["tokens"]) == 25 or ended
 
 
-def test_slots_do_not_matter(exported, prompts, tmp_path):
+def test_answers_do_not_depend_on_the_number_of_slots(exported, prompts, tmp_path):
     found = [answers(exported, prompts, tmp_path / f"{slots}.jsonl", slots=slots) for slots in (1, 4, 100)]
     assert found[0] == found[1] == found[2]
 
 
-def test_a_prompt_gets_the_text_that_it_gets_alone(exported, prompts, tmp_path, capsys):
+def test_prompt_gets_the_same_text_as_alone(exported, prompts, tmp_path, capsys):
     found = answers(exported, prompts, tmp_path / "out.jsonl")
     alone = generate(
         str(exported), prompt=PROMPTS[2], device="cpu", dtype="float32", seed=0, max_new_tokens=25, **SAMPLING
@@ -77,12 +77,12 @@ def test_a_prompt_gets_the_text_that_it_gets_alone(exported, prompts, tmp_path, 
     assert alone == PROMPTS[2] + found[2]["text"]
 
 
-def test_the_same_prompt_twice_gets_two_texts(exported, prompts, tmp_path):
+def test_repeated_prompt_gets_different_texts(exported, prompts, tmp_path):
     found = answers(exported, prompts, tmp_path / "out.jsonl")
     assert found[0]["text"] != found[3]["text"]
 
 
-def test_greedy_answers_and_penalty(exported, prompts, tmp_path):
+def test_greedy_answers_with_a_penalty(exported, prompts, tmp_path):
     greedy = answers(exported, prompts, tmp_path / "a.jsonl", **GREEDY)
     assert greedy[0]["text"] == greedy[3]["text"]
     alone = generate(
@@ -93,7 +93,7 @@ def test_greedy_answers_and_penalty(exported, prompts, tmp_path):
     assert PROMPTS[5] + penalized[5]["text"] == alone
 
 
-def test_a_text_ends_behind_the_stop_string(exported, prompts, tmp_path):
+def test_text_ends_after_the_stop_string(exported, prompts, tmp_path):
     whole = answers(exported, prompts, tmp_path / "a.jsonl")
     string = whole[1]["text"][3:5]
     stopped = answers(exported, prompts, tmp_path / "b.jsonl", stop=string)
@@ -104,26 +104,26 @@ def test_a_text_ends_behind_the_stop_string(exported, prompts, tmp_path):
         assert (string in before["text"]) == (after["reason"] == "stop_string")
 
 
-def test_the_first_of_several_stop_strings_ends_a_text(exported, capsys):
+def test_first_of_several_stop_strings_ends_the_text(exported, capsys):
     one = {"prompt": "the", "device": "cpu", "dtype": "float32", "seed": 0, "max_new_tokens": 16, **SAMPLING}
     whole = generate(str(exported), **one)
     first, *_, last = (letter for letter in whole[3:] if letter.isascii())
     assert generate(str(exported), **one, stop=[last, first]) == whole[: whole.index(first, 3) + 1]
 
 
-class TestBrokenOff:
+class TestResuming:
     @pytest.fixture
     def whole(self, exported, prompts, tmp_path):
         return answers(exported, prompts, tmp_path / "out.jsonl")
 
-    def test_it_goes_on_where_it_was(self, whole, exported, prompts, tmp_path):
+    def test_interrupted_file_is_continued(self, whole, exported, prompts, tmp_path):
         out = tmp_path / "out.jsonl"
         content = out.read_bytes()
-        out.write_bytes(content[: len(content) // 2])  # in the midst of a line
+        out.write_bytes(content[: len(content) // 2])  # within a line
         assert answers(exported, prompts, out) == whole
 
-    def test_an_interrupt_leaves_whole_lines(self, exported, prompts, tmp_path, monkeypatch):
-        """Those of all prompts before the first that has not ended."""
+    def test_interrupt_leaves_complete_lines(self, exported, prompts, tmp_path, monkeypatch):
+        """The file contains all answers before the first unfinished one."""
         out, number = tmp_path / "out.jsonl", 0
 
         class Bar(command.Progress):
@@ -142,20 +142,20 @@ class TestBrokenOff:
         answers(exported, prompts, out)
         assert out.read_text().startswith(before)
 
-    def test_with_nothing_left_to_do(self, whole, exported, prompts, tmp_path):
+    def test_complete_file_is_unchanged(self, whole, exported, prompts, tmp_path):
         assert answers(exported, prompts, tmp_path / "out.jsonl") == whole
 
-    def test_other_settings_need_another_file(self, whole, exported, prompts, tmp_path):
+    def test_other_settings_are_an_error(self, whole, exported, prompts, tmp_path):
         with pytest.raises(ValueError, match=r"out\.jsonl .*seed=0"):
             answers(exported, prompts, tmp_path / "out.jsonl", seed=1)
         assert len((tmp_path / "out.jsonl").read_text().splitlines()) == len(whole)
 
-    def test_other_prompts_need_another_file(self, whole, exported, prompts, tmp_path):
+    def test_other_prompts_are_an_error(self, whole, exported, prompts, tmp_path):
         write(prompts, ["other", *PROMPTS[1:]])
         with pytest.raises(ValueError, match=r"out\.jsonl, line 1 .*out"):
             answers(exported, prompts, tmp_path / "out.jsonl")
 
-    def test_a_file_of_something_else_is_left_alone(self, exported, prompts, tmp_path):
+    def test_other_files_are_not_overwritten(self, exported, prompts, tmp_path):
         (tmp_path / "out.jsonl").write_text("mine\n")
         with pytest.raises(ValueError, match="choose another file"):
             answers(exported, prompts, tmp_path / "out.jsonl")
@@ -171,7 +171,7 @@ class TestBrokenOff:
         ('{"prompt": 7}', 'prompts.jsonl, line 7: expected .*, found {"prompt": 7}'),
     ],
 )
-def test_a_broken_line_is_named_and_no_answer_is_lost(line, message, exported, prompts, tmp_path):
+def test_error_names_the_invalid_line_and_keeps_answers(line, message, exported, prompts, tmp_path):
     whole = answers(exported, prompts, tmp_path / "out.jsonl")
     prompts.write_text(f"{prompts.read_text()}{line}\n")
     with pytest.raises(ValueError, match=message):
@@ -180,15 +180,15 @@ def test_a_broken_line_is_named_and_no_answer_is_lost(line, message, exported, p
     assert answers(exported, prompts, tmp_path / "out.jsonl")[:6] == whole
 
 
-def test_newlines_alone_end_lines(exported, tmp_path):
-    """JSON may have other characters at which str.splitlines breaks a line."""
+def test_only_newlines_end_lines(exported, tmp_path):
+    """JSON may contain other characters at which str.splitlines splits."""
     file, prompts = tmp_path / "prompts.jsonl", ["a\u2028b\x85c", "d"]
     file.write_text("".join(json.dumps({"prompt": prompt}, ensure_ascii=False) + "\n" for prompt in prompts), "utf-8")
-    for _ in range(2):  # the second time from the answers of the first
+    for _ in range(2):  # the second call reads the answers of the first
         assert [line["prompt"] for line in answers(exported, file, tmp_path / "out.jsonl")] == prompts
 
 
-def test_a_mark_at_the_beginning_and_other_encodings(tmp_path):
+def test_byte_order_mark_is_accepted_and_other_encodings_are_an_error(tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "a"}\n', "utf-8-sig")
     assert read_prompts(file) == [{"prompt": "a"}]
@@ -197,25 +197,25 @@ def test_a_mark_at_the_beginning_and_other_encodings(tmp_path):
         read_prompts(file)
 
 
-def test_a_file_without_prompts(exported, tmp_path):
+def test_file_without_prompts_is_an_error(exported, tmp_path):
     assert answers(exported, write(tmp_path / "none.jsonl", []), tmp_path / "out.jsonl") == []
 
 
 @pytest.mark.parametrize(
     "options", [{"prompts": "a"}, {"out": "b"}, {"prompts": "a", "out": "b", "prompt": "c"}], ids=" ".join
 )
-def test_a_prompt_or_a_file_of_prompts(options):
+def test_either_prompt_or_file_is_required(options):
     with pytest.raises(ValueError, match=r"prompt.*prompts.*out"):
         generate("anywhere", **options)
 
 
 @pytest.mark.parametrize("name", ["slots", "max_new_tokens"])
-def test_sizes_that_there_are_not(name, exported, prompts, tmp_path):
+def test_invalid_sizes_are_an_error(name, exported, prompts, tmp_path):
     with pytest.raises(ValueError, match=f"{name}=0.* 1"):
         answers(exported, prompts, tmp_path / "out.jsonl", **{name: 0})
 
 
-def test_no_room_says_what_to_do(exported, prompts, tmp_path, monkeypatch):
+def test_out_of_memory_is_an_error_with_advice(exported, prompts, tmp_path, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. And so on")
         yield
@@ -226,7 +226,7 @@ def test_no_room_says_what_to_do(exported, prompts, tmp_path, monkeypatch):
 
 
 class TestStopStrings:
-    """Within the tokens seen last, however it is spread over them."""
+    """Stop strings in the last tokens, which may contain parts of them."""
 
     class Letters:
         def decode(self, tokens):
@@ -235,13 +235,13 @@ class TestStopStrings:
     @pytest.mark.parametrize(
         ("text", "before", "end"), [("a stop b", 0, 6), ("a stop", 5, 6), ("a stop b", 6, None), ("sto", 0, None)]
     )
-    def test_is_found_where_it_ends(self, text, before, end):
+    def test_text_is_cut_at_the_stop_string(self, text, before, end):
         assert StopStrings(self.Letters(), ["stop"])([ord(letter) for letter in text], before) == end
 
-    def test_the_one_that_ends_first_is_found(self):
+    def test_first_stop_string_is_found(self):
         assert StopStrings(self.Letters(), ["b stop", "top"])([*map(ord, "a stop b stop")], 0) == 6
 
     @pytest.mark.parametrize("wrong", [["a", ""], ["a", 7]])
-    def test_each_is_a_text(self, wrong):
+    def test_stop_must_be_strings(self, wrong):
         with pytest.raises(ValueError, match=r"stop=\['a', .*list of strings"):
             stop_strings(wrong)

@@ -1,4 +1,4 @@
-"""Where results say that they come from."""
+"""The commit that results contain."""
 
 import subprocess
 
@@ -7,14 +7,14 @@ import pytest
 from training import provenance
 
 
-def test_without_git_there_is_no_commit(monkeypatch):
+def test_commit_without_git_is_unknown(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert provenance.commit() is None
 
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A folder of a repository with one commit, and a tag; training.provenance takes it for its own."""
+    """Create a repository with one commit and a tag, which training.provenance uses."""
     who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
     for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "."], ["tag", "-a", "v1", "-m", "."]):
         subprocess.run(["git", *who, *command], cwd=tmp_path, check=True)
@@ -24,11 +24,11 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_commit_is_its_hash_also_behind_a_tag(checkout):
+def test_commit_is_the_hash_even_with_a_tag(checkout):
     assert len(provenance.commit()) == 40
 
 
-def test_code_that_git_does_not_know_is_a_change(checkout):
+def test_untracked_code_is_a_change(checkout):
     commit = provenance.commit()
     (checkout / "notes.txt").touch()
     assert provenance.commit() == commit

@@ -1,4 +1,4 @@
-"""A run goes on by its own config; what the new command says, groups too, is applied to that."""
+"""Resumed runs use their own config, with the overrides of the new command applied."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from training.resumed_config import command_of_run, differences, take_saved_valu
 
 @pytest.fixture
 def saved(tmp_path):
-    """saved("data=even_pairs"): the checkpoint of a run of these overrides."""
+    """Return a function that saves the checkpoint of a run with these overrides."""
 
     def save(*overrides):
         file = tmp_path / "run" / "checkpoints" / "last.ckpt"
@@ -23,36 +23,36 @@ def saved(tmp_path):
 
 
 def resumed(file, *overrides):
-    """The config of `scripts.train ckpt_path=FILE OVERRIDES`."""
+    """Return the config of `scripts.train ckpt_path=FILE OVERRIDES`."""
     composed = config(*command_of_run([f"ckpt_path={file}", *overrides]), "run_dir=outputs/next")
     take_saved_values(composed)
     return composed
 
 
-def test_a_group_changes_its_part_of_the_run_alone(saved):
+def test_group_override_changes_only_its_group(saved):
     file = saved("data=even_pairs", "data.batch_size=7", "optim.lr=5e-4", "model=gru")
     composed = resumed(file, "logger=none", "trainer=cpu")
     assert (composed.data.task, composed.data.batch_size, composed.optim.lr) == ("even_pairs", 7, 5e-4)
     assert composed.model.mixer.function == "gru"
     assert composed.logger == {}
     assert composed.trainer.accelerator == "cpu"
-    assert composed.trainer.max_steps == 250  # of the experiment, as it would be in the run's own command
+    assert composed.trainer.max_steps == 250  # the experiment's value, as in the run's own command
 
 
-def test_what_follows_from_a_change_changes_too(saved):
+def test_dependent_values_follow_an_override(saved):
     composed = resumed(saved("global_batch_size=512"), "trainer.max_steps=40000", "data.batch_size=32")
     assert composed.schedule.total_steps == 40_000
     assert composed.trainer.accumulate_grad_batches == 16
 
 
-def test_a_later_command_decides(saved):
+def test_later_overrides_take_precedence(saved):
     file = saved("model=gru", "optim.lr=1e-3", "logger=none")
     composed = resumed(file, "optim.lr=2e-3", "logger=[csv,tensorboard]")
     assert composed.optim.lr == 2e-3
     assert composed.logger.keys() == {"csv", "tensorboard"}
 
 
-def test_files_of_configs_that_have_changed_since_change_nothing(saved, tmp_path):
+def test_changed_config_files_have_no_effect(saved, tmp_path):
     own = tmp_path / "configs" / "experiment" / "mine.yaml"
     own.parent.mkdir(parents=True)
     text = "# @package _global_\ndefaults: [parity]\nname: mine\noptim: {lr: LR}\ntrainer: {max_steps: STEPS}\n"
@@ -66,7 +66,7 @@ def test_files_of_configs_that_have_changed_since_change_nothing(saved, tmp_path
     assert resumed(file, "optim.lr=1e-5").optim.lr == 1e-5
 
 
-def test_differences(saved):
+def test_differences_are_listed(saved):
     file = saved("model=gru")
     before = torch.load(file)["config"]
     assert differences(before, resumed(file)) == []

@@ -1,4 +1,4 @@
-"""The learning rate of every optimizer step."""
+"""Learning rate schedules."""
 
 import math
 
@@ -15,7 +15,7 @@ PAPER = {"warmup_steps": 750, "total_steps": 30_000}
 @pytest.mark.parametrize(
     ("step", "factor"),
     [
-        (0, 1 / 751),  # not 0, which would waste the first step
+        (0, 1 / 751),  # not 0, which would make the first step useless
         (375, 376 / 751),
         (750, 1.0),
         (15_000, 0.1 + 0.45 * (1 + math.cos(math.pi * 14_250 / 29_250))),
@@ -35,8 +35,8 @@ def test_warmup_stable_decay(step, factor):
     assert wsd(**PAPER, final_lr_ratio=0.05)(step) == pytest.approx(factor)
 
 
-def test_a_longer_run_has_the_rates_of_the_shorter_one_until_that_decays():
-    """What WSD is for: one stable phase serves runs of all lengths."""
+def test_longer_run_has_the_same_rates_until_the_decay():
+    """With WSD, runs of different lengths can share the stable phase."""
     short, long = wsd(**PAPER), wsd(**PAPER | {"total_steps": 60_000})
     assert [short(step) for step in range(24_001)] == [long(step) for step in range(24_001)]
 
@@ -58,17 +58,17 @@ def test_no_decay():
         ({"final_lr_ratio": 2}, "final_lr_ratio=2 must be a fraction"),
     ],
 )
-def test_settings_that_make_no_schedule(schedule, setting, message):
+def test_invalid_settings_are_an_error(schedule, setting, message):
     with pytest.raises(ValueError, match=message):
         schedule(**{"total_steps": 100, "warmup_steps": 1} | setting)
 
 
-def test_a_decay_longer_than_the_run():
+def test_decay_longer_than_the_run_is_an_error():
     with pytest.raises(ValueError, match="decay_ratio=20 "):
         wsd(total_steps=100, warmup_steps=1, decay_ratio=20)
 
 
-def test_an_optimizer_follows_the_schedule():
+def test_optimizer_follows_the_schedule():
     optimizer = SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     configured = with_schedule(optimizer, cosine(total_steps=8, warmup_steps=2))
     scheduler, rates = configured["lr_scheduler"]["scheduler"], []
@@ -79,7 +79,7 @@ def test_an_optimizer_follows_the_schedule():
     assert rates == pytest.approx([0.1 * cosine(total_steps=8, warmup_steps=2)(step) for step in range(10)])
 
 
-def test_an_optimizer_with_a_schedule_of_its_own():
+def test_optimizer_with_its_own_schedule():
     optimizer = SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     own = {"optimizer": optimizer, "lr_scheduler": ConstantLR(optimizer)}
     assert with_schedule(own, None) == own
@@ -87,5 +87,5 @@ def test_an_optimizer_with_a_schedule_of_its_own():
         with_schedule(own, cosine(total_steps=8, warmup_steps=2))
 
 
-def test_no_schedule_is_one_with_keys_of_an_experiment_alone():
+def test_schedule_without_a_target_is_none():
     assert schedule_of({"warmup_steps": 10}) is schedule_of({}) is schedule_of(None) is None

@@ -1,4 +1,4 @@
-"""What a run survives: kill -9, signals, cut-off and unwritable checkpoints, a wrong loss, data workers that die."""
+"""Interrupted and failing runs: kill -9, signals, damaged checkpoints, full disks, NaN, dead data workers."""
 
 import os
 import re
@@ -27,7 +27,7 @@ CONTENT = {"config": {}, "state_dict": {"w": torch.arange(1000.0)}}
 
 @contextmanager
 def endless_run(folder, *arguments):
-    """A run of `arguments` without an end, started; what is left of it in the end is killed."""
+    """A context with a running training without an end, which is killed on exit."""
     endless = ["scripts.train", *TINY["parity"], *SHORT, "trainer.max_steps=1000000", *arguments]
     command = fresh.Command(endless, folder, environment())
     try:
@@ -38,7 +38,7 @@ def endless_run(folder, *arguments):
 
 
 def wait_for(command, folder, file):
-    """The folder of the run, as soon as it has this file."""
+    """Wait until the run has written a file; return the folder of the run."""
     deadline = time.monotonic() + 120
     while not (found := list(folder.glob(f"outputs/parity/*/{file}"))):
         assert command.wait(0.01) is None, command.stderr
@@ -47,18 +47,18 @@ def wait_for(command, folder, file):
 
 
 @pytest.mark.slow
-def test_kill_9_and_go_on_as_if_nothing_had_been(tiny_config, tmp_path):
-    """`ckpt_path=last` alone goes on with the command of the killed run: the losses of a run in one piece, bitwise."""
+def test_killed_run_is_resumed_exactly(tiny_config, tmp_path):
+    """`ckpt_path=last` resumes with the command of the killed run, and the losses equal an uninterrupted run."""
     with endless_run(tmp_path, "experiment=parity", "trainer.deterministic=true") as killed:
         killed_run = wait_for(killed, tmp_path, f"checkpoints/{LAST}")
         os.killpg(killed.pid, signal.SIGKILL)
     step = checkpoint.load(checkpoint.find(str(killed_run)))["global_step"]
-    assert set(range(step - 1)) <= losses(killed_run).keys()  # that of the last step may have been on its way
-    goes_on_as_in_one_piece(step, tiny_config, tmp_path)
+    assert set(range(step - 1)) <= losses(killed_run).keys()  # the loss of the last step may not have been written
+    check_resumed_run(step, tiny_config, tmp_path)
 
 
-def goes_on_as_in_one_piece(step, tiny_config, folder, *arguments):
-    """`ckpt_path=last` goes on at this step, with the losses of a run in one piece, bitwise."""
+def check_resumed_run(step, tiny_config, folder, *arguments):
+    """Check that `ckpt_path=last` resumes at this step, with exactly the losses of an uninterrupted run."""
     steps = [f"trainer.max_steps={step + 6}", "schedule.total_steps=1000000"]
     resumed = run("scripts.train", "ckpt_path=last", *steps, folder=folder)
     assert resumed.returncode == 0, resumed.stderr
@@ -75,8 +75,8 @@ SIGNALS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", SIGNALS, ids=["sigterm", "sigusr1", "ctrl_c"])
-def test_a_signal_saves_the_step_under_way(number, tiny_config, tmp_path):
-    """Sent to data workers too, as SLURM and terminals do, long before a validation, amid accumulated batches."""
+def test_signal_saves_the_current_step(number, tiny_config, tmp_path):
+    """The signal is also sent to data workers, as by SLURM and terminals, during accumulation."""
     arguments = ["global_batch_size=20", "data.num_workers=1", "val_every=1000000"]
     with endless_run(tmp_path, "trainer.deterministic=true", *arguments) as ended:
         ended_run = wait_for(ended, tmp_path, "metrics.csv")
@@ -87,11 +87,11 @@ def test_a_signal_saves_the_step_under_way(number, tiny_config, tmp_path):
     assert list(losses(ended_run)) == list(range(step))
     assert re.search(f"{number.name} .*step {step}.*ckpt_path={ended_run} ", message)
     assert "Traceback" not in message
-    goes_on_as_in_one_piece(step, tiny_config, tmp_path, *arguments)
+    check_resumed_run(step, tiny_config, tmp_path, *arguments)
 
 
-def test_a_job_of_slurm_goes_on_where_it_is_told_to_alone(tiny_config, tmp_path, monkeypatch):
-    """Lightning looks for checkpoints of earlier jobs in the working folder, and takes up whatever it finds."""
+def test_slurm_job_resumes_only_from_the_given_checkpoint(tiny_config, tmp_path, monkeypatch):
+    """Lightning would resume any checkpoint of earlier jobs in the working folder."""
     for name in ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES", "SLURM_JOB_ID"):
         monkeypatch.setenv(name, "1")
     for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"):
@@ -104,7 +104,7 @@ def test_a_job_of_slurm_goes_on_where_it_is_told_to_alone(tiny_config, tmp_path,
     assert list(losses(Path(config.run_dir))) == list(range(8))
     assert evaluate(config.run_dir) == result
     of_one_task = build_trainer(config)._accelerator_connector.cluster_environment
-    assert isinstance(of_one_task, LightningEnvironment)  # which starts a process for each of several devices
+    assert isinstance(of_one_task, LightningEnvironment)  # starts a process per device
     for name in ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"):
         monkeypatch.setenv(name, "2")
     assert started_by_launcher()
@@ -118,7 +118,7 @@ def test_a_job_of_slurm_goes_on_where_it_is_told_to_alone(tiny_config, tmp_path,
 
 
 @pytest.mark.slow
-def test_sigusr1_in_the_evaluation_ends_the_run(tmp_path):
+def test_sigusr1_during_evaluation_ends_the_run(tmp_path):
     with endless_run(tmp_path, "val_every=1000000", "trainer.max_steps=3", "data.eval_batches=1000000") as ended:
         wait_for(ended, tmp_path, f"checkpoints/{LAST}")
         time.sleep(2)
@@ -127,8 +127,8 @@ def test_sigusr1_in_the_evaluation_ends_the_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_stops_at_once(tmp_path):
-    with endless_run(tmp_path, "val_every=1000000", "global_batch_size=4000000") as ended:  # one step takes for ever
+def test_second_ctrl_c_stops_immediately(tmp_path):
+    with endless_run(tmp_path, "val_every=1000000", "global_batch_size=4000000") as ended:  # one step takes forever
         wait_for(ended, tmp_path, "config.yaml")
         time.sleep(2)
         for _ in range(2):
@@ -139,7 +139,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_the_evaluation(tmp_path):
+def test_ctrl_c_during_evaluation_ends_the_run(tmp_path):
     with endless_run(tmp_path, "val_every=1000000", "trainer.max_steps=3", "data.eval_batches=1000000") as ended:
         wait_for(ended, tmp_path, f"checkpoints/{LAST}")
         time.sleep(2)
@@ -151,7 +151,7 @@ def test_ctrl_c_in_the_evaluation(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["trainer=h100_8", "trainer=fsdp_8"])
 def test_sigterm_ends_all_processes(strategy, tmp_path):
-    """They agree on the step, one that is logged, and save it."""
+    """They agree on a logged step and save it."""
     two = [strategy, "trainer.devices=2", "trainer.precision=32-true", "data.batch_size=2"]
     with endless_run(tmp_path, *two, "val_every=1000000", "trainer.log_every_n_steps=7") as ended:
         ended_run = wait_for(ended, tmp_path, "metrics.csv")
@@ -165,7 +165,7 @@ def test_sigterm_ends_all_processes(strategy, tmp_path):
 
 
 def _of_group(leader: int) -> bool:
-    """Whether a process of this group is left."""
+    """Return whether a process of this group exists."""
     try:
         os.killpg(leader, 0)
     except ProcessLookupError:
@@ -173,7 +173,7 @@ def _of_group(leader: int) -> bool:
     return True
 
 
-def test_the_newest_good_checkpoint_wins(tmp_path, capsys):
+def test_newest_intact_checkpoint_is_used(tmp_path, capsys):
     folder = tmp_path / "run" / "checkpoints"
     for step in (1, 2):
         AtomicCheckpointIO().save_checkpoint({**CONTENT, "global_step": step}, folder / LAST)
@@ -186,7 +186,7 @@ def test_the_newest_good_checkpoint_wins(tmp_path, capsys):
         checkpoint.find(str(tmp_path / "run"))
 
 
-def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
+def test_full_disk_keeps_the_last_checkpoint(tmp_path):
     file = tmp_path / LAST
     AtomicCheckpointIO().save_checkpoint(CONTENT, file)
     larger = {**CONTENT, "state_dict": {"w": torch.zeros(100_000)}}
@@ -201,18 +201,18 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     assert torch.equal(checkpoint.load(file)["state_dict"]["w"], CONTENT["state_dict"]["w"])
 
 
-def test_an_error_says_where_to_go_on(tiny_config, capsys):
+def test_error_message_contains_the_checkpoint_to_resume(tiny_config, capsys):
     config = tiny_config(
         "parity", "optim.lr=1e20", "schedule.warmup_steps=7", "trainer.gradient_clip_val=null", "val_every=1"
     )
     with pytest.raises(FloatingPointError):
         train(config)
     assert f"ckpt_path={config.run_dir} " in capsys.readouterr().err
-    train(tiny_config("parity", run="next"))  # as in a sweep; it hears signals, and has let go of them
+    train(tiny_config("parity", run="next"))  # as in a sweep; signal handlers are restored afterwards
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
-def test_an_error_after_the_last_step_says_how_to_evaluate(tiny_config, capsys, monkeypatch):
+def test_error_after_the_last_step_contains_the_evaluation_command(tiny_config, capsys, monkeypatch):
     def fail(*_):
         raise KeyError("a fault of the evaluation")
 
@@ -239,7 +239,7 @@ class Dying(torch.utils.data.Dataset):
 @pytest.mark.parametrize(
     ("way", "message"), [("dies", r"error: DataLoader worker .* died"), ("raises", r"error: the shard is damaged\n")]
 )
-def test_data_workers_end_with_one_message(way, message):
+def test_failed_data_workers_cause_one_message(way, message):
     with pytest.raises(SystemExit, match=message) as end, one_line_errors():
         next(iter(torch.utils.data.DataLoader(Dying(way), num_workers=1)))
     assert len(str(end.value).splitlines()) <= 2

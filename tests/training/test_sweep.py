@@ -1,4 +1,4 @@
-"""A sweep that is started again in its folder: what is done stays, what broke off goes on, and one table shows all."""
+"""Sweeps that are restarted in their folder: finished jobs are skipped, others resumed, and a table lists all."""
 
 import csv
 from pathlib import Path
@@ -22,18 +22,18 @@ def jobs(tiny_config, *more):
 
 
 def folder(config):
-    """That of the sweep."""
+    """Return the folder of the sweep."""
     return Path(config.run_dir).parent
 
 
 @pytest.mark.slow
-def test_a_sweep_goes_on_in_its_folder(tiny_config, capsys):
+def test_sweep_is_resumed_in_its_folder(tiny_config, capsys):
     first, second = jobs(tiny_config, "schedule.total_steps=20")
     sweep.train_job(train, first, folder(first))
     second.trainer.max_steps = 4
     train(second)
     file = Path(second.run_dir, "eval.json")
-    file.unlink()  # broken off
+    file.unlink()  # as if interrupted
     again, going_on = jobs(tiny_config, "schedule.total_steps=20")
     sweep._rows.clear()
     sweep.train_job(lambda config: pytest.fail("trained twice"), again, folder(again))
@@ -47,7 +47,7 @@ def test_a_sweep_goes_on_in_its_folder(tiny_config, capsys):
 
 
 @pytest.mark.slow
-def test_a_job_of_another_sweep_is_left_alone(tiny_config):
+def test_job_of_another_sweep_is_an_error(tiny_config):
     first, _ = jobs(tiny_config)
     sweep.train_job(train, first, folder(first))
     other, _ = jobs(tiny_config)
@@ -57,7 +57,7 @@ def test_a_job_of_another_sweep_is_left_alone(tiny_config):
 
 
 @pytest.mark.slow
-def test_a_job_that_fails_has_a_row_with_its_error(tiny_config, capsys):
+def test_failed_job_has_a_row_with_its_error(tiny_config, capsys):
     first, second = jobs(tiny_config)
 
     def fail(config):
@@ -79,13 +79,13 @@ def test_a_job_that_fails_has_a_row_with_its_error(tiny_config, capsys):
         (["-m", "seed=0,1", "hydra.sweep.dir=outputs/s", "--config-dir", "mine"], ""),
     ],
 )
-def test_folders_are_named_by_what_differs(arguments, excluded):
+def test_folders_are_named_by_varying_overrides(arguments, excluded):
     option, added, *others = sweep.named_by_what_differs(arguments)
     assert [option, *others] == arguments
     assert added == f"hydra.job.config.override_dirname.exclude_keys=[{excluded}]"
 
 
-def test_the_metric_of_an_evaluation():
+def test_metric_of_an_evaluation():
     result = {"task": "parity", "accuracy": 0.75, "chance": 0.5, "ranges": []}
     assert sweep.metric(result, None) == 0.75
     assert sweep.metric(result, "chance") == 0.5

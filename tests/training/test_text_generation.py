@@ -1,4 +1,4 @@
-"""Text from a run, a checkpoint or an exported folder: the same, printed as it comes; one line for what is wrong."""
+"""Text generation from a run, a checkpoint or an exported folder; errors have one line."""
 
 import runpy
 
@@ -24,7 +24,7 @@ def run(trained):
     return config.run_dir
 
 
-def test_the_same_text_from_every_form_of_the_model(run, tmp_path, capsys):
+def test_run_checkpoint_and_export_generate_the_same_text(run, tmp_path, capsys):
     export(run, tmp_path / "out")
     capsys.readouterr()
     found = [text(ckpt) for ckpt in (run, checkpoint.find(run), tmp_path / "out")]
@@ -33,17 +33,17 @@ def test_the_same_text_from_every_form_of_the_model(run, tmp_path, capsys):
     assert capsys.readouterr().out == "".join(f"{part}\n" for part in found)
 
 
-def test_seed_and_sampling_decide(run):
+def test_text_depends_on_seed_and_sampling(run):
     assert text(run, do_sample=False) == text(run, seed=1, do_sample=False)
     assert text(run) != text(run, seed=1)
 
 
-def test_a_prompt_is_letters_alone(run):
-    """As the documents of training, which may spell out a special token too."""
+def test_prompt_contains_no_special_tokens(run):
+    """As in training documents, spelled out special tokens are ordinary text."""
     assert text(run, prompt="a <|endoftext|> b").startswith("a <|endoftext|> b")
 
 
-def test_the_end_of_text_before_the_prompt_is_no_repetition(run, monkeypatch):
+def test_repetition_penalty_ignores_the_first_end_of_text(run, monkeypatch):
     seen = []
 
     def generate(model, ids, logits_processor, **options):
@@ -57,33 +57,33 @@ def test_the_end_of_text_before_the_prompt_is_no_repetition(run, monkeypatch):
     assert seen[0].min() == 0.5
 
 
-def test_without_a_prompt_a_document_begins(run):
+def test_missing_prompt_starts_a_document(run):
     assert text(run, prompt="")
 
 
-def test_a_dtype_that_there_is_not(run):
+def test_unknown_dtype_is_an_error(run):
     with pytest.raises(ValueError, match="dtype=int8"):
         text(run, dtype="int8")
 
 
-def test_weights_in_8_bits(run):
+def test_generation_with_8_bit_weights(run):
     assert text(run, weights="int8").startswith("the 7th of")
     with pytest.raises(ValueError, match=r"weights=int4.* int8"):
         text(run, weights="int4")
 
 
 @pytest.mark.parametrize("top_p", [0.0, 2.0])
-def test_a_probability_that_is_none(top_p):
+def test_invalid_probability_is_an_error(top_p):
     with pytest.raises(ValueError, match=f"top_p={top_p}"):
         text("anywhere", top_p=top_p)
 
 
-def test_a_device_that_there_is_not():
+def test_unknown_device_is_an_error():
     with pytest.raises(ValueError, match=r"device=cuda:99.* cpu"):
         text("anywhere", device="cuda:99")
 
 
-def test_on_the_command_line_prompts_are_taken_as_they_are(run, monkeypatch, capsys):
+def test_prompt_on_the_command_line_is_not_parsed(run, monkeypatch, capsys):
     prompt = "{the: [7th], 'of' = forty, "
     monkeypatch.setattr("sys.argv", ["scripts.generate", f"ckpt={run}", f"prompt={prompt}", "max_new_tokens=5"])
     capsys.readouterr()
@@ -94,7 +94,7 @@ def test_on_the_command_line_prompts_are_taken_as_they_are(run, monkeypatch, cap
 
 
 @pytest.mark.parametrize("module", ["scripts.generate", "scripts.export"])
-def test_help_shows_every_key(module, tmp_path):
+def test_help_shows_all_keys(module, tmp_path):
     helped = run_anew(module, "--help", folder=tmp_path)
     assert helped.returncode == 0
     assert f"python -m {module} ckpt=PATH" in helped.stdout

@@ -1,4 +1,4 @@
-"""Models that are trained together are those that scripts.train makes of the same configs."""
+"""Models that are trained together equal those of scripts.train with the same configs."""
 
 import json
 
@@ -20,8 +20,8 @@ def tiny(folder, *overrides):
 @pytest.mark.parametrize(
     "model", ["lstm", "mlstm", pytest.param("mamba2 model.mixer.head_dim=8", marks=pytest.mark.slow), "mamba"]
 )
-def test_each_learns_what_it_would_learn_alone(tmp_path, model):
-    """On the CPU, vmap does not map the last."""
+def test_models_equal_those_trained_alone(tmp_path, model):
+    """On the CPU, vmap does not support the last one."""
     configs = [tiny(tmp_path, *f"model={model}".split(), f"optim.lr={lr}") for lr in (1e-3, 5e-3)]
     batches = Batches(configs[0], CPU)
     learners = [Learner(one, batches, CPU) for one in configs]
@@ -38,7 +38,7 @@ def test_each_learns_what_it_would_learn_alone(tmp_path, model):
         assert of_training_lengths in ensemble.evaluate(beyond=False)
 
 
-def test_weights_that_are_not_finite_fail_alone(tmp_path):
+def test_only_models_with_weights_that_are_not_finite_fail(tmp_path):
     settings = {"one": "optim.lr=1e-3", "two blocks": "model.num_blocks=2", "too fast": "optim.lr=1e38"}
     runs = {tmp_path / name: tiny(tmp_path / name, "model=elman", setting) for name, setting in settings.items()}
     for folder in runs:

@@ -1,6 +1,6 @@
-"""sLSTM layers of xlstm checkpoints: what an imported layer computes is what the package's layout says.
+"""Import of sLSTM layers from xlstm checkpoints, compared with a plain implementation of the package's layout.
 
-The layer is written out here from the package's public layout; tests/compat holds it against the package itself.
+tests/compat compares with the package itself.
 """
 
 import pytest
@@ -17,7 +17,7 @@ KERNEL = "slstm_cell._recurrent_kernel_"
 
 
 def slstm_layer(backend, width=WIDTH):
-    """Random weights of one layer: names and shapes of the package."""
+    """Return random weights of a layer with the package's names and shapes."""
     generator = torch.Generator().manual_seed(0)
     kernel = {"vanilla": (N, 4 * D, D), "cuda": (N, D, 4 * D)}[backend]
     shapes = {f"{gate}gate.weight": (N, D, D) for gate in "fizo"}
@@ -32,7 +32,7 @@ def headwise(weight, x):
 
 
 def expected(weights, x, backend):
-    """The package's layer, [B, T, d] -> [B, T, d]: fgate drives the input gate, igate the forget gate."""
+    """Return the result of the package's layer, [B, T, d]; fgate drives the input gate, igate the forget gate."""
     convolved = x
     if "conv1d.conv.weight" in weights:
         padded = F.pad(x.transpose(1, 2), (WIDTH - 1, 0))
@@ -63,14 +63,14 @@ def expected(weights, x, backend):
 
 @pytest.mark.parametrize("backend", ["vanilla", "cuda"])
 @pytest.mark.parametrize("width", [0, WIDTH])
-def test_an_imported_layer_computes_what_it_did(backend, width):
+def test_imported_layer_equals_the_package(backend, width):
     weights = slstm_layer(backend, width)
     (mixer,) = import_layers(weights).values()
     x = torch.randn(B, T, d, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(mixer(x)[0], expected(weights, x, backend), rtol=1e-5, atol=1e-5)
 
 
-def test_the_command_writes_every_layer_under_its_name(tmp_path):
+def test_command_writes_all_layers_under_their_names(tmp_path):
     layer = slstm_layer("cuda")
     names = [f"xlstm_block_stack.blocks.{block}.xlstm" for block in (1, 3)]
     weights = {f"{name}.{key}": value for name in names for key, value in layer.items()}
@@ -95,20 +95,20 @@ def test_the_command_writes_every_layer_under_its_name(tmp_path):
     ],
     ids=["no layer", "no gate", "another layout"],
 )
-def test_what_is_no_slstm_layer_is_refused(changed, message):
+def test_other_layers_are_an_error(changed, message):
     weights = {name: value for name, value in (slstm_layer("cuda") | changed).items() if value is not None}
     with pytest.raises(ValueError, match=message):
         import_layers(weights)
 
 
-def test_a_file_that_holds_no_state_dict_is_refused(tmp_path):
+def test_file_without_a_state_dict_is_an_error(tmp_path):
     torch.save({"epoch": 3, "weights": {}}, tmp_path / "run.pt")
     with pytest.raises(ValueError, match=r"epoch, weights.*state_dict"):
         read(tmp_path / "run.pt")
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 cut off"])
-def test_a_damaged_file_is_refused(tmp_path, content):
+def test_damaged_file_is_an_error(tmp_path, content):
     (tmp_path / "xlstm.pt").write_bytes(content)
     with pytest.raises(ValueError, match=r"xlstm\.pt .*torch\.save"):
         read(tmp_path / "xlstm.pt")

@@ -1,4 +1,4 @@
-"""`triton_fused` without a GPU: the correctness suite in Triton's interpreter, and reasons why it cannot serve."""
+"""Backend `triton_fused` without a GPU: the correctness suite in Triton's interpreter, and unsupported calls."""
 
 import os
 import re
@@ -28,11 +28,11 @@ def reason(**changes) -> str | None:
     return TritonFused().unsupported_reason(PROBLEM._replace(**changes))
 
 
-# The interpreter takes 5 to 10 ms a step: few steps, and all that differs from step to step.
+# Few steps, because the interpreter takes 5 to 10 ms per step.
 CASES = [
     *(Case(cell, B=3, T=6, D=20, reset=True) for cell in CELLS),
     Case(get_cell("slstm"), B=3, T=3, N=1, D=64),
-    *(Case(cell, B=2, T=3, N=1, D=20, reset=True) for cell in NORMALISED[1:]),  # with padding among the units
+    *(Case(cell, B=2, T=3, N=1, D=20, reset=True) for cell in NORMALISED[1:]),  # with padded units
     pytest.param(Case(NORMALISED[0], B=2, T=3, N=1, D=20, reset=True), marks=pytest.mark.slow),
     *(Case(LAYERNORM_GRU, B=B, T=2, N=N, D=D) for B, N, D in ((17, 1, 16), (1, 2, 1))),
     *(Case(B=B, T=T, N=1, D=16) for B, T in ((1, 1), (16, 2), (33, 3))),
@@ -55,12 +55,12 @@ def test_float16(case):
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_a_layer_norm_in_float16():
+def test_layer_norm_in_float16():
     check("triton_fused", Case(LAYERNORM_GRU, B=2, T=2, N=1, D=20), torch.float16, "cpu")
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_a_kernel_that_triton_cannot_make_says_so(monkeypatch):
+def test_failed_compilation_is_an_error_with_the_reason(monkeypatch):
     class Failing:
         def __getitem__(self, grid):
             return self
@@ -75,12 +75,12 @@ def test_a_kernel_that_triton_cannot_make_says_so(monkeypatch):
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_numbers_beyond_float16():
+def test_gradients_with_numbers_beyond_float16():
     check_numbers_beyond_float16("triton_fused", "cpu")
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_inference_and_the_gradient_of_the_output_alone():
+def test_inference_and_gradients_of_the_output_only():
     inputs = random_inputs(LSTM, 3, 4, 1, 16, torch.float32)
     with torch.no_grad():
         found, expected = (
@@ -96,14 +96,14 @@ def test_inference_and_the_gradient_of_the_output_alone():
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_a_step_without_factors_and_with_constant_gradients():
+def test_step_without_factors_and_with_constant_gradients():
     cell = Cell("adder", lambda g, k, h: torch.relu(g) + 0.5 * k, ("h",), input_gates=("g",), recurrent_gates=("g",))
     inputs = random_inputs(cell, 2, 3, 1, 4, torch.float32)
     found, expected = (results(flashrnn, inputs, function=cell, backend=b) for b in ("triton_fused", "vanilla"))
     assert_close(found, expected, torch.float32)
 
 
-def test_the_environment_variable_serves_the_cpu():
+def test_environment_variable_enables_the_cpu():
     program = (
         "import torch; from flashrnn import flashrnn\n"
         "inputs = torch.randn(2, 3, 4, 1, 4), torch.randn(4, 1, 4, 4), torch.randn(4, 1, 4)\n"
@@ -113,7 +113,7 @@ def test_the_environment_variable_serves_the_cpu():
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
 
 
-def test_problems_that_are_served():
+def test_supported_problems():
     assert reason() is None
     assert reason(head_dim=128, cell=get_cell("slstm")) is None
     assert reason(dtype=torch.float32, heads=1, head_dim=33, reset=True) is None
@@ -136,11 +136,11 @@ def test_problems_that_are_served():
     ],
     ids=["cpu", "device", "dtype", "head size", "shared memory"],
 )
-def test_reasons_of_the_problem(changes, expected):
+def test_reasons_for_unsupported_problems(changes, expected):
     assert re.search(expected, reason(**changes))
 
 
-def test_reasons_of_the_gpu():
+def test_reason_for_an_old_gpu():
     v100 = replace(named_gpu("A100"), name="V100", capability=(7, 0))
     assert re.search(r"8\.0.* V100 .*7\.0", reason(assumed_gpu=v100))
     rtx_4090 = named_gpu("RTX 4090")
@@ -149,16 +149,16 @@ def test_reasons_of_the_gpu():
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_reasons_of_the_interpreter():
+def test_reasons_in_the_interpreter():
     assert "TRITON_INTERPRET=1" in reason()
     assert re.search("bfloat16 .*float16 or float32", reason(device=torch.device("cpu")))
 
 
-def test_cell_without_a_scalar_graph():
+def test_cell_without_a_scalar_graph_is_not_supported():
     cell = Cell("sorted", lambda g, h: torch.lgamma(g + h), ("h",))
     assert re.search(r"'sorted' .*aten\.lgamma\.default", reason(cell=cell))
 
 
-def test_triton_that_is_not_installed(monkeypatch):
+def test_missing_triton_is_a_reason(monkeypatch):
     monkeypatch.setattr(backend, "find_spec", lambda name: None)
     assert "triton" in reason()

@@ -1,4 +1,4 @@
-"""Kernels compile without a GPU, for NVIDIA's and AMD's, in the shared memory that they are said to need."""
+"""Compilation of kernels for NVIDIA and AMD without a GPU, and the shared memory that they use."""
 
 import re
 import subprocess
@@ -42,7 +42,7 @@ def compiled(
     shared_bytes: int,
     options: tuple[str, ...] = (),
 ):
-    """The kernel for 768 units, as `launch` would have it compiled; `options` are the tensors that may be None."""
+    """Return the kernel for 768 units, compiled as by `launch`; `options` are the tensors that may be None."""
     kernel = getattr(kernels, direction)
     stages = prefetch(direction, cell, D, dtype, shared_bytes, "d_aux" in options)
     constants = kernel_constants(direction, cell, 768 // D, D, stages, interpret=False)
@@ -59,7 +59,7 @@ def compiled(
 
 
 def spilled(kernel, folder) -> int:
-    """Bytes of a thread's stack, where registers go that ran out."""
+    """Return the bytes of a thread's stack, which contains spilled registers."""
     if "amdgcn" in kernel.asm:
         return int(re.search(r"\.private_segment_fixed_size: (\d+)", kernel.asm["amdgcn"])[1])
     (folder / "kernel.cubin").write_bytes(kernel.asm["cubin"])
@@ -73,7 +73,7 @@ AMD = GPUTarget("hip", "gfx942", 64)
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
-def test_nothing_spills_at_heads_of_64(cell, direction, tmp_path):
+def test_no_register_spills_for_heads_of_64(cell, direction, tmp_path):
     kernel = compiled(direction, cell, 64, torch.bfloat16, NVIDIA["H100"], named_gpu("H100").shared_per_block)
     assert spilled(kernel, tmp_path) == 0
 
@@ -85,8 +85,8 @@ LONG = pytest.param(get_cell("layernorm_lstm"), marks=pytest.mark.slow)
 @pytest.mark.parametrize(
     "cell", [LONG, pytest.param(get_cell("layernorm_gru"), marks=pytest.mark.slow), COMPETING], ids=cell_name
 )
-def test_reductions_over_units(cell, target):
-    """In heads that fill their block, and such that do not."""
+def test_cells_with_reductions_compile(cell, target):
+    """With and without padded units."""
     for direction, D in (("forward", 64), ("backward", 48)):
         kernel = compiled(direction, cell, D, torch.float16, target, 200 * 1024, ("reset",))
         assert kernel.metadata.shared <= 200 * 1024
@@ -98,7 +98,7 @@ def test_reductions_over_units(cell, target):
     [("A100", LSTM, 128, torch.float16), ("H100", SLSTM, 128, torch.bfloat16), ("RTX 4090", LSTM, 64, torch.float32)],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_the_largest_heads_fit_the_shared_memory(name, cell, D, dtype):
+def test_largest_heads_fit_in_shared_memory(name, cell, D, dtype):
     shared_bytes = named_gpu(name).shared_per_block
     for direction in ("forward", "backward"):
         kernel = compiled(direction, cell, D, dtype, NVIDIA[name], shared_bytes, ("reset", "d_aux"))
@@ -106,8 +106,8 @@ def test_the_largest_heads_fit_the_shared_memory(name, cell, D, dtype):
 
 
 @pytest.mark.parametrize("target", [NVIDIA["H100"], AMD], ids=["H100", "AMD"])
-def test_every_operator(target):
-    """Those that the interpreter computes are there on GPUs too."""
+def test_all_operators_compile(target):
+    """Operators of the interpreter are also available on GPUs."""
     graph = every_operator()
     function = Function("operators", graph, {"a": ("x", "y")}, {"out": tuple(graph.outputs)})
     (printed,) = load(device_function(function), "test", [function.name])
@@ -118,7 +118,7 @@ def test_every_operator(target):
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_amd(direction, tmp_path):
+def test_kernels_compile_for_amd(direction, tmp_path):
     kernel = compiled(direction, LSTM, 64, torch.bfloat16, AMD, 256 * 1024)
     assert kernel.metadata.shared <= 64 * 1024
     assert spilled(kernel, tmp_path) == 0

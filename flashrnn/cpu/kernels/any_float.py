@@ -58,7 +58,7 @@ def op_erf(x):
 
 @function
 def op_erfc(x):
-    return F(math.erfc(np.float64(x)))  # that of the C library for float32 is less accurate
+    return F(math.erfc(np.float64(x)))  # the C library's float32 version is less accurate
 
 
 @function

@@ -1,7 +1,7 @@
-"""One head of the sequences `first` to `stop` through all steps, backward.
+"""The backward time loop of one head and the sequences `first` to `stop`.
 
-Time is cut into chunks of as many steps as there are rows, whose part of d_R is one product, as are those of the
-gradients of W and of the layer's input. Row k of a chunk is step k // count of sequence k % count.
+Time is divided into chunks of steps that fill the rows of the workspace. Each chunk adds one product to d_R, one to the
+gradient of W and one to the gradient of the layer's input. Row k of a chunk is step k // count of sequence k % count.
 """
 
 
@@ -29,7 +29,7 @@ def load_previous(z, old, sequence, t, head):
 
 @function
 def add_given(z, d_state, row, head):
-    """Add the gradients that the caller gave for the states after a step."""
+    """Add the caller's gradients of the states after a step."""
     if z.d_h != 0:
         add(d_state, offset(z.d_h, (row * z.heads + head) * z.D), z.D)
     for s in range(1, z.states if z.d_aux != 0 else 1):
@@ -38,7 +38,7 @@ def add_given(z, d_state, row, head):
 
 @function
 def add_recurrent_gradient(z, gates, d_h, head, count):
-    """Add the gates' gradients times R to the gradient of the h before the step."""
+    """Add the gates' gradients times R to the gradient of the previous h."""
     for gate in range(z.gates):
         k = words_at(z.recurrent_of, gate)[0]
         if k >= 0:
@@ -48,7 +48,7 @@ def add_recurrent_gradient(z, gates, d_h, head, count):
 
 @function
 def add_sums(z, gates, h, part, head, rows):
-    """Add up over rows the gates' gradients, and these times the h before the step."""
+    """Add the sums over rows of the gates' gradients to d_b, and of their products with the previous h to d_R."""
     for gate in range(z.gates):
         given, d_b = offset(gates, gate * z.stride), offset(z.d_b, ((part * z.gates + gate) * z.heads + head) * z.width)
         if z.one != 0:
@@ -78,13 +78,13 @@ def store_gates(z, gates, row, head):
 
 @function
 def add_of_source(z, out, a, row_step, step, w, rows, depth):
-    """Do what `add_product` does for rows of the width of the layer's input, those of w too."""
+    """Do the same as `add_product` for `out` and w with rows as wide as those of the layer's input."""
     call(z.multiply_source, (out, a, intp(row_step), intp(step), w, z.source_width, intp(rows), intp(depth)))
 
 
 @function
 def add_source_sums(z, gates, source, part, rows):
-    """Add up over rows the gates' gradients times the layer's input."""
+    """Add the sums over rows of the gates' gradients times the layer's input to d_W."""
     for gate in range(z.gates):
         k = words_at(z.input_of, gate)[0]
         if k >= 0:
@@ -94,7 +94,7 @@ def add_source_sums(z, gates, source, part, rows):
 
 @function
 def store_source_gradient(z, gates, d_source, begin, count, start, end):
-    """Store the gates' gradients times W, the gradient of the layer's input, of steps `start` to `end`."""
+    """Store the gradient of the layer's input, which is the gates' gradients times W, of steps `start` to `end`."""
     rows = (end - start) * count
     clear(d_source, rows * z.source_width)
     for gate in range(z.gates):
@@ -110,7 +110,7 @@ def store_source_gradient(z, gates, d_source, begin, count, start, end):
 
 @function
 def load_chunk(z, gates, old, begin, count, start, end, head):
-    """Load the gates of steps `start` to `end`, and the states before each."""
+    """Load the gates of steps `start` to `end`, and the states before each step."""
     for t in range(start, end):
         for r in range(count):
             at = ((t - start) * count + r) * z.width

@@ -1,4 +1,4 @@
-"""Element-wise functions in float64: those of the C library."""
+"""Element-wise functions in float64, from the C library."""
 
 
 @function

@@ -1,19 +1,19 @@
-"""One head of the sequences `first` to `stop` through all steps, forward.
+"""The forward time loop of one head and the sequences `first` to `stop`.
 
-Where the kernel computes the input product, it is one product for a chunk of steps, whose results do not leave the
+If the kernel computes the input product, it does so in one product per chunk of steps, whose results stay in the
 caches. Row k of a chunk is step k // count of sequence k % count.
 """
 
 
 @intrinsic
-def fetch_line(typing, p):
+def prefetch_line(typing, p):
     """Prefetch the cache line that holds p[0]."""
 
     def generate(context, builder, signature, values):
         byte, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, i32, i32, i32])
         prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(prefetch, [builder.bitcast(values[0], byte), i32(0), i32(3), i32(1)])  # data, to be read, and kept
+        builder.call(prefetch, [builder.bitcast(values[0], byte), i32(0), i32(3), i32(1)])  # read, all caches, data
         return context.get_dummy_value()
 
     return void(p), generate
@@ -21,7 +21,7 @@ def fetch_line(typing, p):
 
 @function
 def load_gates(z, gates, row, head):
-    """Load bias plus input of every gate of one row of x."""
+    """Load the bias plus the input of every gate for one row of x."""
     for gate in range(z.gates):
         to, bias = offset(gates, gate * z.stride), offset(z.b, (gate * z.heads + head) * z.D)
         k = words_at(z.input_of, gate)[0]
@@ -34,18 +34,18 @@ def load_gates(z, gates, row, head):
 
 
 @function
-def fetch_input(z, gate, begin, count, t, head):
-    """Prefetch a gate's inputs of step t."""
+def prefetch_input(z, gate, begin, count, t, head):
+    """Prefetch a gate's inputs for step t."""
     k = words_at(z.input_of, gate)[0]
     for r in range(count if k >= 0 and t < z.steps and z.features == 0 else 0):
         x = offset(z.x, input_at(z, row_of(z, begin + r, t), k, head))
         for j in range(0, z.D, LINE):
-            fetch_line(offset(x, j))
+            prefetch_line(offset(x, j))
 
 
 @function
 def compute_gates(z, gates, source, head, rows):
-    """Compute bias plus input of every gate from rows of the layer's input."""
+    """Compute the bias plus the input of every gate from rows of the layer's input."""
     for gate in range(z.gates):
         to, bias = offset(gates, gate * z.stride), offset(z.b, (gate * z.heads + head) * z.D)
         for r in range(rows):
@@ -60,7 +60,7 @@ def compute_gates(z, gates, source, head, rows):
 def add_recurrent_sums(z, gates, h, begin, count, t, head):
     """Add R h to the recurrent gates, and prefetch the next step's inputs between the products."""
     for gate in range(z.gates):
-        fetch_input(z, gate, begin, count, t + 1, head)
+        prefetch_input(z, gate, begin, count, t + 1, head)
         k = words_at(z.recurrent_of, gate)[0]
         if k >= 0:
             matrix = offset(z.weights, matrix_at(z, k, head))
@@ -69,7 +69,7 @@ def add_recurrent_sums(z, gates, h, begin, count, t, head):
 
 @function
 def store_step(z, gates, state, row, head):
-    """Store the gates of one sequence at a step, and its states after it."""
+    """Store the gates of one sequence in a step, and its states after the step."""
     for gate in range(z.gates if z.pre != 0 else 0):
         stream(z.pre, gate_at(z, row, gate, head), offset(gates, gate * z.stride), z.D)
     stream(z.h, (row * z.heads + head) * z.D, state, z.D)

@@ -1,6 +1,6 @@
-"""Names that all parts of a kernel use. F and `real` are numpy's and numba's names of the dtype."""
+"""Names that all parts of a kernel use. F and `real` are numpy's and numba's type of the elements."""
 
-# ruff: noqa: F401  (the files that are printed after this one use them)
+# ruff: noqa: F401  (files that are printed after this one use the imports)
 
 import math
 from contextlib import suppress
@@ -16,23 +16,23 @@ from numba.types import CPointer
 try:
     from flashrnn.cpu._numba_private import Function, Kernel
 except ImportError:
-    Function = Kernel = None  # numba's own
+    Function = Kernel = None  # numba's own passes
 
 pointer, words = CPointer(real), CPointer(intp)
-LINE = 512 // real.bitwidth  # numbers in 64 bytes
-# Products and sums become one instruction; NaN, infinities and the order of sums stay. Python calls none of these
-# functions, and wrappers for it would take a third of the time to compile.
+LINE = 512 // real.bitwidth  # elements in a cache line of 64 bytes
+# "contract" fuses multiplications and additions, but preserves NaN, infinities and the order of sums. Python calls none
+# of these functions; wrappers would take a third of the compile time.
 OPTIONS = {"error_model": "numpy", "fastmath": {"contract"}, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 function = njit(pipeline_class=Function, **OPTIONS)
-# Of vectors, whose places are added up apart.
+# "reassoc" also lets sums be vectorized.
 sums = njit(pipeline_class=Function, **(OPTIONS | {"fastmath": {"contract", "reassoc"}}))
 
 
-def _places_of(kind):
-    """Return a function `place(start, index)`: the pointer to element `index` of `start`, a pointer or an address."""
+def _element_pointer(kind):
+    """Return a function of `start`, a pointer or an address, and `index` that returns the pointer to the element."""
 
     @intrinsic
-    def place(typing, start, index):
+    def element_pointer(typing, start, index):
         def generate(context, builder, signature, values):
             first = values[0]
             if start == intp:
@@ -41,18 +41,18 @@ def _places_of(kind):
 
         return kind(start, intp), generate
 
-    return place
+    return element_pointer
 
 
-offset, words_at, bytes_at = _places_of(pointer), _places_of(words), _places_of(CPointer(uint8))
+offset, words_at, bytes_at = _element_pointer(pointer), _element_pointer(words), _element_pointer(CPointer(uint8))
 
 
 @intrinsic
 def with_widest_vectors(typing):
-    """Let loops of the calling function use 64-byte vectors where there are any: for many processors LLVM takes 32."""
+    """Let the calling function use 64-byte vectors if there are any; for many processors, LLVM prefers 32 bytes."""
 
     def generate(context, builder, signature, values):
-        with suppress(TypeError):  # it is none of the attributes that llvmlite knows, whose sets check that
+        with suppress(TypeError):  # llvmlite's sets reject attributes that they do not know
             set.add(builder.function.attributes, '"prefer-vector-width"="512"')
         return context.get_dummy_value()
 

@@ -1,69 +1,69 @@
-"""What the time loops of both directions do.
+"""Arguments and functions of the time loops of both directions.
 
-A head's numbers lie in a workspace [gates or states][rows][width], whose rows are sequences, or steps of sequences;
-`stride` is the distance of two gates. Columns from D to the width are padding: they take part in what is computed by
-column, and sums over columns leave them out. What depends on the cell or the width is called by function pointers, so
-that these loops are compiled once.
+The gates and states of a head are in a workspace [gates or states, rows, width]. Its rows are sequences, or steps times
+sequences; gates are `stride` elements apart. Columns from D on are padding: column-wise computations include them, sums
+over columns do not. Code that depends on the cell or the width is called through function pointers, so that these loops
+are compiled only once.
 """
 
-# The kernel's arguments `z`: numbers and addresses.
+# The fields of a kernel's arguments `z`: integers and addresses.
 FIELDS = (
-    "begun",  # tasks, 0 before the call
-    "threads",  # that have begun, 0 before the call
+    "begun",  # number of tasks that have begun, 0 before the call
+    "threads",  # number of threads that have begun, 0 before the call
     "tasks",
-    "part",  # sequences in a part of the batch
-    "workspace",  # [threads, workspace_size]: what a thread works on
+    "part",  # number of sequences in a part of the batch
+    "workspace",  # [threads, workspace_size]
     "workspace_size",
-    "clear",  # whether a thread has to set its workspace to zero: padding is computed with, and some numbers are slow
+    "clear",  # whether threads set their workspace to zero, because computing with some values of padding is slow
     "batch",
     "steps",
     "heads",
     "D",
-    "batch_stride",  # distance of sequences in rows
+    "batch_stride",  # rows from one sequence to the next
     "time_stride",
     "width",
     "rows",
-    "chunk",  # rows of the workspace: steps of sequences that are worked on together
+    "chunk",  # rows of the workspace: steps times sequences
     "stride",
     "gates",
     "states",
     "inputs",
     "matrices",
-    "input_of",  # [G]: which input is this gate's, or -1
-    "recurrent_of",  # [G]: which matrix is this gate's, or -1
+    "input_of",  # [G]: index of each gate's input, or -1
+    "recurrent_of",  # [G]: index of each gate's matrix, or -1
     "multiply",  # the function of product.py or of rows.py
-    "row",  # its argument: numbers in a row of the matrices, for rows.py the number of their rows
-    "step",  # its argument: 1, for rows.py the width
-    "cell",  # the cell's step
+    "row",  # its argument: elements in a row of the matrices; for rows.py the number of their rows
+    "step",  # its argument: 1; for rows.py the width
+    "cell",  # the function of the cell's step
     "initial",  # [S] addresses of [B, N, D]
     "reset",  # [rows], or 0
     "h",  # [rows, N, D]
-    "aux",  # [S-1, rows, N, D], forward 0 if it is not wanted
-    "pre",  # [rows, N, G, D], the gates' pre-activations, forward 0 if they are not wanted
+    "aux",  # [S-1, rows, N, D]; forward: 0 if not requested
+    "pre",  # [rows, N, G, D], the gates' pre-activations; forward: 0 if not requested
     # the input product of a layer of one head
-    "features",  # numbers in a row of the layer's input, or 0: x is given, or its gradient wanted
+    "features",  # elements in a row of the layer's input; 0 if the kernel reads x and writes d_x instead
     "source",  # [rows, features], the layer's input
-    "source_width",  # numbers in a row of it in the workspace
+    "source_width",  # elements in a row of it in the workspace
     "multiply_source",  # the function of product.py for that width
-    "W",  # forward [Gi, features, row], for rows.py [Gi, D, features]; backward [Gi, D, source_width]
+    "W",  # forward: [Gi, features, row], for rows.py [Gi, D, features]; backward: [Gi, D, source_width]
     # forward
     "x",  # [rows, Gi, N, D]
-    "weights",  # [Gr, N, D, row]: R transposed, [previous unit, unit], or for rows.py R itself
+    "weights",  # [Gr, N, D, row]: R transposed, [previous unit, unit]; for rows.py R itself
     "b",  # [G, N, D]
     "last",  # [S] addresses of [B, N, D]
     # backward
-    "R",  # [Gr, N, D, row], for rows.py transposed
+    "R",  # [Gr, N, D, row]; for rows.py transposed
     "d_h",  # [rows, N, D], or 0
     "d_aux",  # [S-1, rows, N, D], or 0
     "d_x",  # [rows, Gi, N, D], or 0
     "d_source",  # [rows, features], or 0
-    "d_W",  # [parts, Gi, D, source_width], to be added to
+    "d_W",  # [parts, Gi, D, source_width], accumulated
     "d_u",  # [rows, Ga, N, D]: gradients of the gates without an input, or 0
     "alone",  # Ga
-    "alone_of",  # [G]: which of these is this gate's, or -1
-    "d_R",  # [parts, Gr, N, D, width], to be added to, or 0
-    "d_b",  # [parts, G, N, width], to be added to
-    "one",  # the number, or 0 where products are those of rows.py
+    "alone_of",  # [G]: index of each gate among those without an input, or -1
+    "d_R",  # [parts, Gr, N, D, width], accumulated, or 0
+    "d_b",  # [parts, G, N, width], accumulated
+    "one",  # address of a 1; 0 if products are those of rows.py
     "d_last",  # [S] addresses of [B, N, D], or 0: gradients of the last states
     "d_initial",  # [S] addresses of [B, N, D]
 )
@@ -82,7 +82,7 @@ def arguments_at(typing, data):
 
 @intrinsic
 def next_of(typing, counter):
-    """Return the counter and add one to it, so that no two threads get the same number."""
+    """Atomically increment the counter and return its previous value."""
 
     def generate(context, builder, signature, values):
         return builder.atomic_rmw("add", values[0], context.get_constant(intp, 1), "monotonic")
@@ -105,7 +105,7 @@ def call(typing, address, arguments):
 
 @intrinsic
 def store_line(typing, out, p):
-    """Store a cache line from p to `out`, where one begins, past the caches."""
+    """Copy a cache line from p to `out`, which is aligned to lines, bypassing the caches."""
 
     def generate(context, builder, signature, values):
         line = ir.VectorType(context.get_value_type(real), LINE).as_pointer()
@@ -125,9 +125,9 @@ def copy(out, p, count):
 
 @function
 def stream(start, index, p, count):
-    """Copy what is not read again soon to offset(start, index), past the caches: whole lines are not read before.
+    """Copy elements that are not read again soon to offset(start, index), bypassing the caches for whole lines.
 
-    Such stores are in no order with others on x86, until the atomic operation that ends a task.
+    On x86 these stores are not ordered with others until the atomic operation that ends a task.
     """
     out = offset(start, index)
     if count % LINE or index % LINE or start % 64:
@@ -151,9 +151,9 @@ def clear(out, count):
 
 @function
 def add_product(z, out, a, row_step, step, w, w_step, rows, depth):
-    """out [rows, width] += a [rows, depth] @ w [depth, width], where a[r, d] stands at r * row_step + d * step.
+    """Compute out [rows, width] += a [rows, depth] @ w [depth, width].
 
-    Rows of w are w_step apart.
+    a[r, d] is at r * row_step + d * step; rows of w are w_step apart.
     """
     call(z.multiply, (out, a, intp(row_step), intp(step), w, intp(w_step), intp(rows), intp(depth)))
 
@@ -192,7 +192,7 @@ def gate_at(z, row, gate, head):
 
 @function
 def state_of(z, states, s, sequence, head):
-    """Return where one of the `states`, [S] addresses of [B, N, D], of a sequence begins."""
+    """Return a pointer to state s of a sequence; `states` are [S] addresses of [B, N, D]."""
     return offset(words_at(states, s)[0], (sequence * z.heads + head) * z.D)
 
 

@@ -1,12 +1,12 @@
-"""A matrix product of narrow rows."""
+"""A matrix product with a matrix of WIDTH columns, a constant."""
 
-VECTORS = WIDTH // LANES  # in a row
+VECTORS = WIDTH // LANES  # vectors in a row
 
 
 def _tile(rows, vectors):
-    """Return `tile(out, a, row_step, step, w, w_step, depth)`: out [rows, vectors * LANES] += a [rows, depth] @ w.
+    """Return a function that computes out [rows, vectors * LANES] += a [rows, depth] @ w with its sums in registers.
 
-    The sums stay in registers. Rows of `out` are WIDTH apart, those of w w_step.
+    Rows of `out` are WIDTH apart, rows of w are w_step apart.
     """
 
     @intrinsic
@@ -20,8 +20,8 @@ def _tile(rows, vectors):
                 ir.Constant(ir.VectorType(ir.IntType(32), LANES), None),
             )
 
-            def everywhere(r, d):
-                """Return a vector of a[r, d]."""
+            def broadcast(r, d):
+                """Return a vector filled with a[r, d]."""
                 index = builder.add(builder.mul(row_step, row_step.type(r)), builder.mul(step, d))
                 value = builder.load(builder.gep(a, [index]))
                 single = builder.insert_element(undefined, value, ir.IntType(32)(0))
@@ -38,7 +38,7 @@ def _tile(rows, vectors):
             with cgutils.for_range(builder, depth) as loop:
                 terms = [builder.load(vector_at(w, loop.index, w_step, v), align=aligned) for v in range(vectors)]
                 for r in range(rows):
-                    factor = everywhere(r, loop.index)
+                    factor = broadcast(r, loop.index)
                     for v, term in enumerate(terms):
                         product = builder.fmul(factor, term, flags=together)
                         builder.store(builder.fadd(builder.load(sums[r, v]), product, flags=together), sums[r, v])
@@ -52,8 +52,7 @@ def _tile(rows, vectors):
 
 
 def _in_columns(rows, vectors, begin, end):
-    """Return a function that computes `kernel` for whole blocks of `rows` rows and the columns from `begin` to `end`,
-    in tiles of so many vectors."""
+    """Return a function that computes `kernel` for whole blocks of `rows` rows and columns `begin` to `end`."""
     tile = _tile(rows, vectors)
 
     @function
@@ -67,8 +66,10 @@ def _in_columns(rows, vectors, begin, end):
 
 
 def _in_tiles(rows, most):
-    """Return a function that computes `kernel` for whole blocks of `rows` rows, in tiles as wide as one another or one
-    vector wider, `most` at most."""
+    """Return a function that computes `kernel` for whole blocks of `rows` rows.
+
+    Its tiles are at most `most` vectors wide, and their widths differ by at most one vector.
+    """
     tiles = -(-VECTORS // most)
     vectors, wider = divmod(VECTORS, tiles)
     end = wider * (vectors + 1) * LANES
@@ -87,7 +88,7 @@ many, few, singles = _in_tiles(*MANY), _in_tiles(*FEW), _in_tiles(1, 8)
 
 @function
 def _rows_of_few(rows):
-    """Return how many rows of tiles of FEW leave the fewest for single ones, the others being those of MANY."""
+    """Return how many rows to put into tiles of FEW, the others into tiles of MANY, to leave the fewest single rows."""
     best, left = 0, rows % MANY[0]
     for count in range(FEW[0], min(rows + 1, MANY[0] * FEW[0]), FEW[0]):
         if (rows - count) % MANY[0] < left:
@@ -97,10 +98,10 @@ def _rows_of_few(rows):
 
 @cfunc(void(pointer, pointer, intp, intp, pointer, intp, intp, intp), cache=CACHE, pipeline_class=Kernel, **OPTIONS)
 def kernel(out, a, row_step, step, w, w_step, rows, depth):
-    """out [rows, WIDTH] += a [rows, depth] @ w [depth, WIDTH], where a[r, d] stands at r * row_step + d * step, and
-    rows of w are w_step apart.
+    """Compute out [rows, WIDTH] += a [rows, depth] @ w [depth, WIDTH].
 
-    Columns of w that a tile needs stay in the first cache until all rows of `out` have had them.
+    a[r, d] is at r * row_step + d * step; rows of w are w_step apart. The columns of w that a tile needs stay in the L1
+    cache until all rows of `out` are done.
     """
     of_few = _rows_of_few(rows)
     of_many = (rows - of_few) // MANY[0] * MANY[0]

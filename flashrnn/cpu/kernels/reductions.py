@@ -1,4 +1,4 @@
-"""Reductions over the units of a head: `count` numbers, one after the other."""
+"""Reductions over the units of a head, `count` contiguous elements."""
 
 
 @function

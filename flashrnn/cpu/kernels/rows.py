@@ -1,11 +1,11 @@
-"""A matrix product by rows of the matrix: it needs no copy in another order, nor a width that the compiler knows."""
+"""A matrix product as dot products with rows of the matrix: needs no transposed copy, and works for any width."""
 
 
 def _dots(rows, columns):
     """Return `dots(out, out_step, a, a_step, w, depth)`: out [rows, columns] += a [rows, depth] @ w.T.
 
-    w is [columns, depth]. The sums stay in registers, each in parts, one for each place in a vector. Rows of `out` are
-    `out_step` apart, and those of a `a_step`.
+    w is [columns, depth]. Each sum stays in a vector register as one partial sum per lane. Rows of `out` are `out_step`
+    apart, and those of a are `a_step` apart.
     """
 
     @intrinsic
@@ -23,7 +23,7 @@ def _dots(rows, columns):
                 return builder.load(pointer_to(start, d), align=aligned)
 
             def load_rest(start, d):
-                """Return the last places of a row, and zeros."""
+                """Return the last elements of a row, padded with zeros."""
                 mask = builder.icmp_signed("<", ir.Constant(indices, list(range(LANES))), left)
                 kind = ir.FunctionType(vector, [vector.as_pointer(), i32, mask.type, vector])
                 name = f"v{LANES}f{real.bitwidth}"
@@ -51,8 +51,8 @@ def _dots(rows, columns):
                 left = builder.shuffle_vector(left, undefined, ir.Constant(indices, None))
                 add_products(load_rest, whole)
 
-            def folded(x, y):
-                """Return sums of neighbours in x, then of those in y."""
+            def sums_of_pairs(x, y):
+                """Return the sums of adjacent elements of x, followed by those of y."""
                 halves = (ir.Constant(indices, list(range(first, 2 * LANES, 2))) for first in range(2))
                 return builder.fadd(*(builder.shuffle_vector(x, y, half) for half in halves))
 
@@ -60,7 +60,7 @@ def _dots(rows, columns):
                 vectors = [builder.load(total) for total in of_row]
                 for _ in range(LANES.bit_length() - 1):
                     vectors += vectors[-1:] * (len(vectors) % 2)
-                    vectors = [folded(x, y) for x, y in zip(vectors[::2], vectors[1::2], strict=True)]
+                    vectors = [sums_of_pairs(x, y) for x, y in zip(vectors[::2], vectors[1::2], strict=True)]
                 for c in range(columns):
                     to = builder.gep(out, [builder.add(builder.mul(out_step, out_step.type(r)), out_step.type(c))])
                     total = builder.extract_element(vectors[c // LANES], i32(c % LANES))
@@ -78,10 +78,10 @@ many, row, single = _dots(ROWS, COLUMNS), _dots(1, COLUMNS), _dots(1, 1)
 
 @cfunc(void(pointer, pointer, intp, intp, pointer, intp, intp, intp), cache=CACHE, pipeline_class=Kernel, **OPTIONS)
 def kernel(out, a, a_step, out_step, w, columns, rows, depth):
-    """out [rows, columns] += a [rows, depth] @ w.T, w [columns, depth].
+    """Compute out [rows, columns] += a [rows, depth] @ w.T, with w [columns, depth].
 
-    Rows of `out` are `out_step` apart, and those of a `a_step`. A few rows of w stay in the first cache until all rows
-    of a have had them.
+    Rows of `out` are `out_step` apart, and those of a are `a_step` apart. A few rows of w stay in the L1 cache until
+    all rows of a are done.
     """
     of_many, whole = rows - rows % ROWS, columns - columns % COLUMNS
     for j in range(0, whole, COLUMNS):

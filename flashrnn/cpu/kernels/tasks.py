@@ -1,4 +1,4 @@
-"""A task is one head of a part of the batch; every thread takes the next one until none is left."""
+"""Distribution of tasks: a task is one head and one part of the batch, and threads take tasks until none is left."""
 
 
 @cfunc(void(words), cache=CACHE, pipeline_class=Kernel, **OPTIONS)
@@ -6,7 +6,7 @@ def kernel(data):
     z = arguments_at(data)
     begun, threads = words_at(data, 0), words_at(data, 1)
     task = next_of(begun)
-    if task < z.tasks:  # only so many threads have a workspace
+    if task < z.tasks:  # a thread without a task may have no workspace
         workspace = offset(z.workspace, next_of(threads) * z.workspace_size)
         if z.clear:
             clear(workspace, z.workspace_size)

@@ -1,4 +1,4 @@
-"""The kernel between the matrix products of a residual block, on the processor, against float64."""
+"""The kernel `add_norm` on the processor, compared with float64."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.cuda.host_kernel import HostKernel, compile_for_host
 
 @pytest.fixture
 def on_host(monkeypatch):
-    """Lets add_norm run on the processor."""
+    """Let `add_norm` run on the processor."""
 
     def load_add_norm(heads, head_dim, dtype, device):
         parameters = add_norm.parameters(dtype, heads * head_dim)
@@ -31,7 +31,7 @@ def on_host(monkeypatch):
     ("rows", "heads", "head_dim", "dtype"),
     [(3, 4, 32, torch.bfloat16), (9, 1, 64, torch.float32), (2, 3, 128, torch.float16)],
 )
-def test_sums_and_norms_are_those_of_float64(on_host, rows, heads, head_dim, dtype):
+def test_sums_and_norms_equal_float64(on_host, rows, heads, head_dim, dtype):
     torch.manual_seed(0)
     d = heads * head_dim
     weight, head_weight = (1 + 0.3 * torch.randn(2, d)).to(dtype)
@@ -46,5 +46,5 @@ def test_sums_and_norms_are_those_of_float64(on_host, rows, heads, head_dim, dty
         assert relative_error(normed, F.layer_norm(x.double(), (d,), weight.double())) < BOUNDS[dtype]
 
 
-def test_what_it_does_not_serve():
+def test_reasons_for_unsupported_tensors():
     assert "cpu" in unsupported_add_norm(torch.zeros(2, 64), 64)

@@ -1,4 +1,4 @@
-"""The kernel that chooses tokens, on the processor: as the operators of a sampler, without races."""
+"""The kernel that chooses tokens, on the processor, compared with the operators of a sampler."""
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ from models.generation import sampler
 from models.generation.sampler import Sampler, SamplingParams
 from tests.cuda.host_kernel import HostKernel, compile_for_host
 
-CLASSES = 300  # of which some threads have one more than others
+CLASSES = 300  # not a multiple of the number of threads
 
 
 @pytest.fixture
 def on_host(monkeypatch):
-    """Lets `choose` run on the processor, with small clusters."""
+    """Let `choose` run on the processor, with small clusters."""
 
     def load_choose(classes, dtype, device):
         source = choose.source(choose.elements_for(classes), dtype)
@@ -39,8 +39,8 @@ def on_host(monkeypatch):
     ],
     ids=str,
 )
-def test_tokens_are_those_of_operators(on_host, settings, dtype):
-    """From logits of which no two are equal, in rows of a larger tensor."""
+def test_tokens_equal_those_of_operators(on_host, settings, dtype):
+    """All logits are different; they are rows of a larger tensor."""
     rows, params = 3, SamplingParams(**{"sample": True} | settings)
     kernel, operators = (Sampler(params, rows, CLASSES, torch.device("cpu")) for _ in range(2))
     for one in (kernel, operators):
@@ -48,7 +48,7 @@ def test_tokens_are_those_of_operators(on_host, settings, dtype):
     generator = torch.Generator().manual_seed(0)
     history, cursor = torch.zeros(4, rows, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     for step in range(2):
-        # float16 and bfloat16 have 256 numbers in [0.5, 1) and [1, 2) at least, and as many below zero
+        # float16 and bfloat16 have at least 256 numbers in [0.5, 2), and as many below zero
         order = torch.stack([torch.randperm(CLASSES, generator=generator) for _ in range(rows)])
         logits = torch.zeros(rows, CLASSES + 5, dtype=dtype)[:, :CLASSES]
         logits.copy_((order - 200) / 64 if dtype != torch.bfloat16 else distinct()[order])
@@ -64,14 +64,14 @@ def test_tokens_are_those_of_operators(on_host, settings, dtype):
 
 
 def distinct() -> torch.Tensor:
-    """Return CLASSES different numbers of bfloat16, ascending, some of them negative."""
+    """Return CLASSES different numbers of bfloat16 in ascending order, some of them negative."""
     words = torch.arange(CLASSES // 2, dtype=torch.int16)
     positive = (words + 0x3F00).view(torch.bfloat16)
     return torch.cat((-positive.flip(0), positive))
 
 
-def test_equal_logits_are_all_drawn_or_none(on_host):
-    """Those of the last of the k likeliest; the operators take k of them in any order."""
+def test_top_k_treats_equal_logits_alike(on_host):
+    """All classes with the logit of the k-th likeliest one may be drawn; operators would keep only some of them."""
     params, rows = SamplingParams(sample=True, top_k=2), 20
     kernel = Sampler(params, rows, CLASSES, torch.device("cpu"))
     kernel.begin(range(rows), None)

@@ -1,4 +1,4 @@
-"""A step of a language model in one launch, on the processor: against float64, without races."""
+"""A step of a language model in one launch, on the processor, compared with float64."""
 
 from dataclasses import replace
 
@@ -21,12 +21,12 @@ from tests.problems import PEEPHOLE_LSTM
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
 LAYERNORM_LSTM, LAYERNORM_GRU = map(get_cell, ("layernorm_lstm", "layernorm_gru"))
 H100 = named_gpu("H100")
-TENSORS = ("mixer_norm", "R", "b", "head_norm", "mlp_norm")  # of a ResidualBlock, beside matrices and states
+TENSORS = ("mixer_norm", "R", "b", "head_norm", "mlp_norm")  # fields of a ResidualBlock, without matrices and states
 
 
 @pytest.fixture
 def on_host(monkeypatch):
-    """Lets ModelStep run on the processor, with that many blocks of threads."""
+    """Return a function that lets ModelStep run on the processor with this number of thread blocks."""
 
     def use(blocks: int) -> None:
         gpu = replace(H100, multiprocessors=blocks)
@@ -46,7 +46,7 @@ def on_host(monkeypatch):
 
 
 def random_model(cell, heads, head_dim, blocks, batch, dtype, classes=37, vocabulary=11, int8=False) -> ResidualModel:
-    """A model whose tensors lie in one piece of memory, of which the processor's copy of the GPU's is made."""
+    """Return a model whose tensors share one storage, which a `HostKernel` copies at once."""
     d, S, G = heads * head_dim, len(cell.states), len(cell.gates)
     shapes = ResidualBlock(
         mixer_norm=(d,),
@@ -92,7 +92,7 @@ def random_model(cell, heads, head_dim, blocks, batch, dtype, classes=37, vocabu
 
 
 def expected(model, tokens):
-    """Logits and new states, in float64."""
+    """Return logits and new states, computed in float64."""
     x, states = model.embedding.double()[tokens], []
     for block in model.blocks:
         _, B, N, D = block.states.shape
@@ -113,21 +113,21 @@ def scaled(weight, scale):
 @pytest.mark.parametrize(
     ("cell", "heads", "head_dim", "batch", "dtype", "blocks", "slots", "steps"),
     [
-        # more tiles of units than blocks of threads; a batch that fills no tile
+        # more tiles of units than thread blocks; a batch that does not fill a tile
         pytest.param(LSTM, 2, 32, 3, torch.bfloat16, 3, 24, 2, marks=pytest.mark.slow),
-        # fewer, so that some blocks have none
+        # fewer tiles, so that some blocks have none
         pytest.param(SLSTM, 1, 32, 5, torch.float16, 4, 7, 1, marks=pytest.mark.slow),
         pytest.param(PEEPHOLE_LSTM, 1, 32, 8, torch.bfloat16, 2, 8, 1, marks=pytest.mark.slow),
-        # rows that several warps normalize together, those of two heads
+        # several warps normalise a row with two heads
         pytest.param(GRU, 2, 128, 1, torch.float16, 3, 8, 1, marks=pytest.mark.slow),
-        # and of one; many sequences, several of which a block normalizes; a batch that fills no tile
+        # the same with one head; a block normalises several sequences; a batch that does not fill a tile
         pytest.param(LSTM, 1, 256, 17, torch.bfloat16, 4, 6, 1, marks=pytest.mark.slow),
-        # cells that reduce over the units of a head, of several blocks; here no more slots than chunks at once
+        # cells with reductions over units of several blocks; as few slots as possible
         (LAYERNORM_GRU, 2, 16, 3, torch.float32, 4, 4, 1),
         pytest.param(LAYERNORM_LSTM, 1, 32, 5, torch.bfloat16, 4, 24, 2, marks=pytest.mark.slow),
     ],
 )
-def test_steps_are_those_of_float64(on_host, monkeypatch, cell, heads, head_dim, batch, dtype, blocks, slots, steps):
+def test_steps_equal_float64(on_host, monkeypatch, cell, heads, head_dim, batch, dtype, blocks, slots, steps):
     on_host(blocks)
     monkeypatch.setattr(tilings, "_MOST_SLOTS", slots)
     check_steps(random_model(cell, heads, head_dim, 2, batch, dtype), steps)
@@ -140,13 +140,13 @@ def test_steps_are_those_of_float64(on_host, monkeypatch, cell, heads, head_dim,
         pytest.param(SLSTM, 1, 64, 3, torch.bfloat16, marks=pytest.mark.slow),
     ],
 )
-def test_steps_with_weights_in_8_bits_are_those_of_float64(on_host, cell, heads, head_dim, batch, dtype):
+def test_steps_with_8_bit_weights_equal_float64(on_host, cell, heads, head_dim, batch, dtype):
     on_host(3)
     check_steps(random_model(cell, heads, head_dim, 2, batch, dtype, int8=True))
 
 
 def check_steps(model: ResidualModel, steps: int = 1) -> None:
-    """Compare steps with float64's, each from the states and tokens of the kernel."""
+    """Compare steps with float64, each from the states and tokens of the kernel."""
     assert unsupported_sizes(model.spec) is None
     dtype, batch = model.embedding.dtype, model.blocks[0].states.shape[1]
     run, tokens = ModelStep(model), torch.arange(batch) % len(model.embedding)
@@ -162,8 +162,8 @@ def check_steps(model: ResidualModel, steps: int = 1) -> None:
 
 
 @pytest.mark.slow
-def test_tokens_are_drawn_as_by_a_sampler(on_host):
-    """From the same logits by the same keys."""
+def test_drawn_tokens_equal_those_of_a_sampler(on_host):
+    """Given the same logits and keys."""
     on_host(3)
     model, batch = random_model(LSTM, 2, 16, 1, 8, torch.float32), 8
     run, tokens = ModelStep(model), torch.arange(batch)
@@ -180,7 +180,7 @@ def test_tokens_are_drawn_as_by_a_sampler(on_host):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("heads", "head_dim", "dtype"), [(12, 64, torch.bfloat16), (1, 768, torch.float16)])
-def test_kernels_of_160_million_parameters_keep_their_registers(heads, head_dim, dtype):
+def test_no_register_spills_for_models_of_160_million_parameters(heads, head_dim, dtype):
     kernel = KernelSpec("forward", LSTM, heads, head_dim, 1, dtype, H100)
     binary, _ = step.compile_step(ModelSpec(kernel, blocks=12, hidden=4 * heads * head_dim, classes=50257))
     assert binary.spilled <= 64
@@ -196,6 +196,6 @@ def test_kernels_of_160_million_parameters_keep_their_registers(heads, head_dim,
         (12, 64, 1, "A100", "9.0"),
     ],
 )
-def test_what_no_kernel_serves(heads, head_dim, batch, gpu, reason):
+def test_reasons_for_unsupported_models(heads, head_dim, batch, gpu, reason):
     kernel = KernelSpec("forward", LSTM, heads, head_dim, batch, torch.bfloat16, named_gpu(gpu))
     assert reason in unsupported_sizes(ModelSpec(kernel, 12, 4 * heads * head_dim, 50257))

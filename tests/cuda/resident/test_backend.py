@@ -1,4 +1,4 @@
-"""What `cuda_fused` does without a GPU: reasons why it cannot serve, and the products around its kernels."""
+"""Backend `cuda_fused` without a GPU: reasons for unsupported problems, and decisions before a launch."""
 
 import re
 import sys
@@ -23,7 +23,7 @@ def reason(**changes) -> str | None:
     return CudaFused().unsupported_reason(PROBLEM._replace(**changes))
 
 
-def test_a_problem_that_is_served():
+def test_supported_problem():
     assert reason() is None
     assert reason(dtype=torch.float16, head_dim=22, heads=1) is None
 
@@ -37,34 +37,34 @@ def test_a_problem_that_is_served():
     ],
     ids=["device", "head size", "dtype"],
 )
-def test_reasons_of_the_problem(changes, expected):
+def test_reasons_for_unsupported_problems(changes, expected):
     assert reason(**changes) == expected
 
 
 @pytest.mark.parametrize("missing", ["cuda", "cuda.core", "cuda.bindings"])
-def test_packages_that_are_not_installed(monkeypatch, missing):
+def test_missing_packages_are_a_reason(monkeypatch, missing):
     for name in [name for name in sys.modules if f"{name}.".startswith(f"{missing}.")]:
         monkeypatch.delitem(sys.modules, name)
     if missing == "cuda":
-        monkeypatch.setitem(sys.modules, "cuda", None)  # a package that is not there
+        monkeypatch.setitem(sys.modules, "cuda", None)  # imports of it fail
     else:
         find_spec = available.find_spec
         monkeypatch.setattr(available, "find_spec", lambda name: None if name == missing else find_spec(name))
     assert "pip install '.[cuda]'" in reason()
 
 
-def test_gpu_that_is_too_old():
+def test_old_gpu_is_a_reason():
     v100 = replace(named_gpu("A100"), name="V100", capability=(7, 0))
     assert re.search(r"8\.0.* V100 .*7\.0", reason(assumed_gpu=v100))
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_cell_without_a_scalar_graph(training):
+def test_cell_without_a_scalar_graph_is_not_supported(training):
     cell = Cell("sorted", lambda g, h: torch.lgamma(g + h), ("h",))
     assert re.search(r"'sorted' .*aten\.lgamma\.default", reason(cell=cell, training=training))
 
 
-def test_head_that_does_not_fit_says_what_is_missing():
+def test_reason_of_a_too_large_head_lists_the_limits():
     lines = reason(head_dim=4096).split("\n")
     assert lines[0].startswith("forward ")
     assert any(re.match(r"  shared memory: .* KiB, .* 227 KiB", line) for line in lines[1:])
@@ -74,14 +74,14 @@ def test_head_that_does_not_fit_says_what_is_missing():
 TOO_WIDE = SimpleNamespace(summary="too wide")
 
 
-def test_only_training_needs_the_backward_to_fit(monkeypatch):
+def test_backward_must_fit_only_in_training(monkeypatch):
     monkeypatch.setattr(backend.solver, "infeasible", lambda spec: TOO_WIDE if spec.direction == "backward" else None)
     assert re.fullmatch("backward .*: too wide", reason())
     assert reason(training=False) is None
 
 
 @pytest.mark.parametrize(("steps", "about"), [(1, 4), (8, 4), (9, 24), (32, 24), (33, 0), (1024, 0)])
-def test_short_sequences_have_kernels_of_their_own(monkeypatch, steps, about):
+def test_short_sequences_have_their_own_kernels(monkeypatch, steps, about):
     asked = []
     loaded = SimpleNamespace(at_once=1000, waves=lambda groups: [(0, groups)], with_known=lambda **_: None)
     monkeypatch.setattr(backend, "device_gpu", lambda index: H100)
@@ -97,7 +97,7 @@ def test_short_sequences_have_kernels_of_their_own(monkeypatch, steps, about):
 
 
 @pytest.mark.parametrize(("batch", "steps", "taken"), [(1, 1333, 1024), (1, 21, 5), (3, 77, 33)])
-def test_resets_are_bits_in_any_layout(batch, steps, taken):
+def test_resets_are_packed_to_bits_from_any_layout(batch, steps, taken):
     reset = torch.rand(batch, steps, generator=torch.Generator().manual_seed(0)) < 0.3
     reset = reset[:, :taken]  # rows with gaps between them
     bits = calls._bits(reset)

@@ -1,4 +1,4 @@
-"""The kernel for d_R that overlaps with the loop: on the processor, without races; where it is used; its binaries."""
+"""The kernel for d_R that overlaps with the time loop: results on the processor, when it is used, and its binaries."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -34,7 +34,7 @@ H100 = named_gpu("H100")
 PRODUCERS = 3
 
 
-# Blocks that write their sequences' rows as the loop does, one after the others, while other blocks read them.
+# Blocks that write the rows of their sequences step by step, like the loop, while other blocks read them.
 LOOP = """
 constexpr int PRODUCERS = 3;
 static int begun = primary_blocks += PRODUCERS;
@@ -48,7 +48,7 @@ void with_loop(const scalar* given, PARAMETERS) {
     return flashrnn_concurrent_gradient(PARAMETER_NAMES);
   }
   if (threadIdx.x > 0) return;
-  if (blockIdx.x == 0) {  // long enough for who would not wait for it
+  if (blockIdx.x == 0) {  // delay the others, to detect readers that do not wait
     while (primary_blocks.load(std::memory_order_relaxed) > 1 || readers < blockDim.x) yield();
     for (int turn = 0; turn < 100; turn++) yield();
   }
@@ -69,7 +69,7 @@ void with_loop(const scalar* given, PARAMETERS) {
 
 @pytest.fixture
 def on_host(monkeypatch):
-    """Lets the kernel run on the processor, at the same time as a loop that writes the gradients `given`."""
+    """Let the kernel run on the processor, concurrently with a loop that writes the gradients `given`."""
 
     def use(given: Tensor) -> None:
         @cache
@@ -134,7 +134,7 @@ def on_host(monkeypatch):
             True,
             Tiling(192, 56, 3, 2, 64),
             marks=pytest.mark.slow,
-        ),  # three turns, of which two blocks' last tiles are empty
+        ),  # three turns; the last tiles of two blocks are empty
         pytest.param(
             Case(ELMAN, B=3, T=130, N=3, D=50), torch.bfloat16, True, Tiling(128, 56, 1, 3, 64), marks=pytest.mark.slow
         ),
@@ -151,7 +151,7 @@ def on_host(monkeypatch):
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,
 )
-def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, tiling):
+def test_weight_gradient_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, tiling):
     _check_sum(on_host, case, dtype, states, tiling, 5e-6 if dtype == torch.float32 else 1e-4)
 
 
@@ -164,7 +164,7 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, ti
     ],
     ids=["copies far ahead", "resets"],
 )
-def test_with_tf32_it_copies_ahead(on_host, case, tiling):
+def test_weight_gradient_with_tf32(on_host, case, tiling):
     _check_sum(on_host, case, torch.float32, True, tiling, 1e-4, tf32=True)
 
 
@@ -191,7 +191,7 @@ def _check_sum(on_host, case: Case, dtype: torch.dtype, states: bool, tiling: Ti
 
 
 def _resets(B: int, T: int) -> Tensor:
-    """Of the first step, of steps on either side of a part's border, of all steps, and of some."""
+    """Return resets at the first step, at steps around the end of a chunk, at all steps, and at random steps."""
     reset = random_reset(B, T)
     reset[0] = False
     reset[0, [0, T - 33, T - 32, T - 17, T - 16, T - 1]] = True
@@ -207,8 +207,8 @@ def _resets(B: int, T: int) -> Tensor:
         (LSTM, 12, 248, 16, torch.bfloat16, 96, 36),
         (LSTM, 1, 768, 32, torch.bfloat16, 96, 36),
         (LSTM, 1, 768, 32, torch.bfloat16, 112, None),  # 36 blocks do not fit
-        (LSTM, 3, 256, 64, torch.bfloat16, 120, None),  # two tiles for each block would take longer than the loop
-        (LSTM, 1, 64, 16, torch.bfloat16, 8, None),  # too little to do
+        (LSTM, 3, 256, 64, torch.bfloat16, 120, None),  # two tiles per block would take longer than the loop
+        (LSTM, 1, 64, 16, torch.bfloat16, 8, None),  # too little work
         (GRU, 12, 64, 64, torch.bfloat16, 120, None),
         (ELMAN, 3, 256, 16, torch.bfloat16, 96, 24),
         (LSTM, 12, 64, 32, torch.float32, 96, 24),
@@ -220,22 +220,22 @@ def _resets(B: int, T: int) -> Tensor:
             torch.float32,
             96,
             24,
-        ),  # faster than a library's narrow products
-        (LSTM, 1, 128, 256, torch.float32, 32, None),  # not narrow for a library
+        ),  # faster than narrow products of cuBLAS
+        (LSTM, 1, 128, 256, torch.float32, 32, None),  # wide enough for cuBLAS
         (LSTM, 1, 512, 16, torch.float32, 64, 64),
-        (LSTM, 1, 768, 16, torch.float32, 96, 36),  # four tiles for each block
-        (LSTM, 3, 512, 64, torch.float32, 96, None),  # six products of splits take longer than the loop and a library
-        (LSTM, 12, 62, 32, torch.float32, 96, None),  # no 16 bytes
+        (LSTM, 1, 768, 16, torch.float32, 96, 36),  # four tiles per block
+        (LSTM, 3, 512, 64, torch.float32, 96, None),  # six products of splits take longer than the loop and cuBLAS
+        (LSTM, 12, 62, 32, torch.float32, 96, None),  # rows are not multiples of 16 bytes
     ],
 )
-def test_it_is_used_where_there_is_room_and_time(cell, heads, head_dim, batch, dtype, producers, blocks):
+def test_kernel_is_used_if_it_fits_next_to_the_loop(cell, heads, head_dim, batch, dtype, producers, blocks):
     tiling = overlapped(KernelSpec("backward", cell, heads, head_dim, batch, dtype, H100), producers)
     assert (tiling.blocks if tiling else None) == blocks
 
 
 @pytest.fixture
 def chosen(monkeypatch):
-    """The tiling of what overlaps with a loop of LSTM 12 x 64, B = 16."""
+    """Return a function that returns the tiling next to the loop of an LSTM 12 x 64, B = 16."""
 
     def choose_with(T=1024, dtype=torch.bfloat16, reset=False, at_once=1000, **of_the_loop):
         monkeypatch.setattr(backend, "load", lambda *_: SimpleNamespace(at_once=at_once))
@@ -251,29 +251,29 @@ def chosen(monkeypatch):
 
 
 @pytest.mark.parametrize("changes", [{}, {"reset": True}, {"dtype": torch.float32}], ids=str)
-def test_it_overlaps_with_a_loop_that_leaves_room(chosen, changes):
+def test_kernel_overlaps_with_a_loop_that_leaves_multiprocessors_free(chosen, changes):
     assert chosen(**changes).blocks == 24
 
 
 @pytest.mark.parametrize(
     "changes", [{"T": 127}, {"at_once": 23}, {"sequences": 1}], ids=["short", "two waves", "another tiling"]
 )
-def test_it_does_not_overlap_with_a_loop_that_is_short_or_leaves_no_room(chosen, changes):
+def test_kernel_does_not_overlap_with_a_short_or_large_loop(chosen, changes):
     assert chosen(**changes) is None
 
 
 @pytest.mark.parametrize("name", ["A100", "B200"])
-def test_it_needs_the_products_of_a_warpgroup(name):
+def test_kernel_requires_warpgroup_products(name):
     assert overlapped(KernelSpec("backward", LSTM, 12, 64, 16, torch.bfloat16, named_gpu(name)), 48) is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 96, 100, 128, 256, 384, 768])
-def test_nothing_is_spilled_in_its_loop(head_dim, dtype):
-    """Its tiling depends on the head size; of the cell it knows the number of gates."""
+def test_no_register_spills_in_the_loop(head_dim, dtype):
+    """The kernel depends on the head size and on the number of gates only."""
     spec = KernelSpec("backward", LSTM, 768 // head_dim, head_dim, 16, dtype, H100, Variant(reset=True))
     for idle in (12, 36, 132):
         if tiling := Tiling.of(spec, idle):
             binary = compile_kernel(spec, tiling)
-            assert binary.spilled <= (0 if tiling.tiles == 1 else 200)  # while tiles take turns
+            assert binary.spilled <= (0 if tiling.tiles == 1 else 200)  # several tiles spill between turns

@@ -1,4 +1,4 @@
-"""The launches of forward passes; here a plan takes note of their arguments."""
+"""The arguments of launches of forward passes, recorded by a fake plan."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ LSTM = get_cell("lstm")
 
 @pytest.fixture
 def launches(monkeypatch) -> Iterator[list[tuple[tuple, dict]]]:
-    """The sizes and variant of the plan, and the arguments, of each launch."""
+    """Return a list of the sizes and variant of the plan, and the arguments, of each launch."""
     found = []
 
     def plan(choose, *sizes) -> SimpleNamespace:
@@ -61,7 +61,7 @@ def test_results_have_the_memory_format_of_the_inputs(launches, time_major, trai
         assert arguments[name].data_ptr() == one.data_ptr()
 
 
-def test_biases_of_none_are_zeros_in_the_states_dtype(launches):
+def test_missing_biases_are_zeros_in_the_state_dtype(launches):
     given = inputs(torch.bfloat16, states=None, reset=None)
     backend.CudaFused().forward_of(LSTM, given.Wx, given.Wx.device, reset=False, half_bias=False)(given)
     (((*_, variant, _, _), arguments),) = launches

@@ -1,4 +1,4 @@
-"""Backend `cuda_fused` without a GPU: its kernels on the processor, against the reference, without races."""
+"""The kernels of backend `cuda_fused` on the processor, compared with the reference."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -29,13 +29,13 @@ LSTM, GRU, SLSTM, LAYERNORM_LSTM, LAYERNORM_GRU = map(
 
 
 def tiled(unit_tiles, k_slices, batch_tiles, sequences, blocks, **others) -> Tiling:
-    """A tiling; in a cluster, fewer sequences than columns are an argument, unless something else is said."""
+    """Return a tiling. In clusters with fewer sequences than columns, their number is an argument by default."""
     fewer = blocks > 1 and sequences < 8 * batch_tiles
     rest = {"grid": False, "stages": 4, "register_fragments": 4, "any_sequences": fewer} | others
     return Tiling(unit_tiles, k_slices, batch_tiles, sequences, blocks, **rest)
 
 
-# A thread that reads the results of each chunk as soon as all blocks have counted it.
+# A thread that reads the results of each chunk as soon as all blocks have signalled it.
 WATCHED = """
 void watched(PARAMETERS) {
   const Params params{PARAMETER_NAMES};
@@ -62,17 +62,17 @@ void watched(PARAMETERS) {
 
 
 class Counting(HostKernel):
-    """Gives the loop counters, which end as they should."""
+    """A kernel with counters of chunks, whose final values are checked."""
 
     def launch(self, groups: int, by_name: Mapping[str, Argument]) -> None:
         counters = torch.zeros(4, dtype=torch.int32)
         super().launch(groups, {**by_name, "progress": counters})
-        assert counters.tolist() == [self.blocks, self.blocks, 0, 0]  # of 16 steps each; the last chunk has none
+        assert counters.tolist() == [self.blocks, self.blocks, 0, 0]  # chunks of 16 steps; the last one has no counter
 
 
 @pytest.fixture
 def on_host(monkeypatch, other_backends):
-    """Lets backend `cuda_fused` run on the processor with these tilings; `watched`: its loop counts chunks."""
+    """Return a function that lets `cuda_fused` run on the processor with these tilings; `watched`: signal chunks."""
 
     def use(tilings: dict[str, Tiling], watched: bool = False) -> None:
         @cache
@@ -87,16 +87,16 @@ def on_host(monkeypatch, other_backends):
             return kind(program, fused(spec), chosen.blocks, chosen.threads, shared), chosen
 
         monkeypatch.setattr(backend, "_kernel", kernel)
-        monkeypatch.setattr(backend, "meanwhile", lambda *_: nullcontext())  # nothing is to be compiled for a GPU
+        monkeypatch.setattr(backend, "meanwhile", lambda *_: nullcontext())  # do not compile for a GPU
         monkeypatch.setattr(backend, "tf32_allowed", tf32_on_the_processor)
-        monkeypatch.setattr(backend, "device_gpu", lambda index: named_gpu("A100"))  # where d_R is made after the loop
+        monkeypatch.setattr(backend, "device_gpu", lambda index: named_gpu("A100"))  # d_R is computed after the loop
         monkeypatch.setattr(spec, "tf32_allowed", tf32_on_the_processor)
         monkeypatch.setattr(short_gradients, "serves", lambda spec, steps: False)
         monkeypatch.setattr(weight_gradient, "has_kernel", lambda spec: False)
         monkeypatch.setattr(calls, "sum_of_partials", lambda partial, dtype: partial.sum(0).to(dtype))
         monkeypatch.setattr(CudaFused, "unsupported_reason", lambda self, problem: None)
 
-    for cached in (backend._forward, backend._backward, backend._plan):  # of the same sizes with other tilings
+    for cached in (backend._forward, backend._backward, backend._plan):  # they depend on tilings
         cached.cache_clear()
     yield use
     for cached in (backend._forward, backend._backward, backend._plan):
@@ -286,7 +286,7 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
         "grid maximum",
     ],
 )
-def test_cells_that_reduce_over_units(on_host, case, dtype, forward, backward):
+def test_cells_with_reductions_on_the_processor(on_host, case, dtype, forward, backward):
     on_host({"forward": forward, "backward": backward})
     check("cuda_fused", case, dtype, "cpu")
 
@@ -294,14 +294,14 @@ def test_cells_that_reduce_over_units(on_host, case, dtype, forward, backward):
 @pytest.mark.parametrize(
     "run", [pytest.param(all_states, marks=pytest.mark.slow), flashrnn], ids=["all states", "h alone"]
 )
-def test_units_that_are_all_equal_are_normalised_to_zero(on_host, run):
+def test_equal_units_are_normalised_to_zero(on_host, run):
     on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(1, 1, 1, 8, 2)})
     check("cuda_fused", Case(LAYERNORM_LSTM, B=3, T=3, N=1, D=30), torch.bfloat16, "cpu", run, equal_units)
 
 
 @pytest.mark.slow
-def test_a_state_is_normalised_as_exactly_as_it_is_computed(on_host):
-    """Although the states of cells that allow it are stored in half the memory."""
+def test_states_that_are_normalised_are_stored_exactly(on_host):
+    """Even if the cell allows storing its states in float16."""
     cell = Cell("half_states", LAYERNORM_LSTM.step, LAYERNORM_LSTM.states, float16_states=True)
     on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(2, 1, 1, 8, 1)})
     check("cuda_fused", Case(cell, B=3, T=3, N=1, D=30), torch.bfloat16, "cpu", flashrnn, large_mean_of_c)
@@ -337,19 +337,19 @@ def test_kernels_with_tf32_on_the_processor(on_host, case, forward, backward):
     ],
     ids=["one block", "cluster", "grid"],
 )
-def test_chunks_are_counted_when_their_results_are_there(on_host, case, forward, backward):
+def test_chunks_are_signalled_after_their_results_are_written(on_host, case, forward, backward):
     on_host({"forward": forward, "backward": backward}, watched=True)
     check("cuda_fused", case, torch.bfloat16, "cpu", flashrnn)
 
 
-def test_heads_of_odd_size_with_the_units_that_are_added(on_host, monkeypatch):
+def test_padded_heads(on_host, monkeypatch):
     monkeypatch.setattr(functional, "padding", lambda name, cell, heads, head_dim, *others: -head_dim % 8)
     on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(2, 1, 1, 8, 1)})
     check("cuda_fused", Case(LSTM, B=3, T=4, N=2, D=27, time_major=True), torch.bfloat16, "cpu")
 
 
 @pytest.mark.parametrize("time_major", [False, True], ids=["", "time_major"])
-def test_gates_of_heads_that_would_share_cache_lines(on_host, monkeypatch, time_major):
+def test_gates_padded_to_whole_cache_lines(on_host, monkeypatch, time_major):
     monkeypatch.setattr(residual, "_WHOLE_LINES_ABOVE", 16)
     gate_format.cache_clear()
     assert gate_format(LSTM, 2, 24, torch.bfloat16) == "NDG+"
@@ -358,8 +358,8 @@ def test_gates_of_heads_that_would_share_cache_lines(on_host, monkeypatch, time_
     gate_format.cache_clear()
 
 
-def test_what_is_not_a_number_stays_in_its_sequence(on_host):
-    """A warp reduces several sequences at once where heads are small."""
+def test_nan_does_not_spread_to_other_sequences(on_host):
+    """For small heads, a warp reduces several sequences at once."""
     on_host({"forward": tiled(2, 1, 1, 4, 1), "backward": tiled(2, 1, 1, 4, 1)})
     inputs = inputs_for("cuda_fused", Case(LAYERNORM_LSTM, B=4, T=2, N=1, D=32), torch.bfloat16, torch.device("cpu"))
     Wx, *others = (x.detach() for x in inputs)
@@ -378,8 +378,8 @@ def test_what_is_not_a_number_stays_in_its_sequence(on_host):
     ],
     ids=["one block", "cluster of few sequences", "cluster", "grid"],
 )
-def test_floats_of_all_sizes(on_host, D, forward, backward):
-    """Although products are those of float16 numbers: every sequence has a scale of its own."""
+def test_float32_numbers_of_all_magnitudes(on_host, D, forward, backward):
+    """Products are those of float16 numbers with a scale per sequence."""
     on_host({"forward": forward, "backward": backward})
     inputs = inputs_for("cuda_fused", Case(LAYERNORM_GRU, B=4, T=3, N=1, D=D), torch.float32, torch.device("cpu"))
     sizes = torch.tensor([1e-30, 1.0, 1e30, torch.nan]).view(4, 1, 1, 1)
@@ -396,8 +396,8 @@ def test_floats_of_all_sizes(on_host, D, forward, backward):
         assert_close(out, reference, torch.float32)
 
 
-def test_a_backward_leaves_the_gates_of_a_retained_graph(on_host):
-    """The gradient of Wx is written over them where nobody goes through the graph again."""
+def test_backward_does_not_overwrite_gates_of_a_retained_graph(on_host):
+    """Without retain_graph, the gradient of Wx is written to their memory."""
     on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(2, 1, 1, 8, 1)})
     inputs = inputs_for("cuda_fused", Case(LSTM, B=3, T=4, N=2), torch.bfloat16, torch.device("cpu"))
     h, last = flashrnn(*inputs, function=LSTM, backend="cuda_fused")
@@ -419,8 +419,8 @@ def test_a_backward_leaves_the_gates_of_a_retained_graph(on_host):
     [(False, {}), (True, {}), (True, {"states": None}), (False, {"b": torch.float32})],
     ids=["", "time_major", "no states", "wide bias"],
 )
-def test_a_call_that_differs_in_nothing_but_values_is_remembered(on_host, monkeypatch, time_major, changes):
-    """Its gradients are those of the first one, also where the graph is retained or hooks keep what the call saves."""
+def test_repeated_call_reuses_the_decisions(on_host, monkeypatch, time_major, changes):
+    """Gradients equal those of the first call, also with a retained graph and with hooks of saved tensors."""
     on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(2, 1, 1, 8, 1)})
     monkeypatch.setattr(calls, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
     monkeypatch.setattr(repeated, "on_gpu", lambda x: True)
@@ -437,19 +437,19 @@ def test_a_call_that_differs_in_nothing_but_values_is_remembered(on_host, monkey
         h, last = call()
         return torch.autograd.grad(h.float().square().sum() + last.sum(), given, **options)
 
-    first = gradients(lambda: checkpoint(call, use_reentrant=False))  # whose backward pass repeats the call
+    first = gradients(lambda: checkpoint(call, use_reentrant=False))  # the backward pass repeats the call
     (known,) = repeated._CALLS.values()
     assert known.training
     monkeypatch.setattr(functional, "_check", None)
     for again in (gradients(), gradients(retain_graph=True)):
         assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(first, again, strict=True))
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x.contiguous().clone(), lambda x: x):
-        torch.testing.assert_close(gradients(), first, rtol=2e-2, atol=1e-2)  # sums may have another order
+        torch.testing.assert_close(gradients(), first, rtol=2e-2, atol=1e-2)  # the order of sums may differ
     with pytest.raises(RuntimeError, match="second derivative"):
         gradients(create_graph=True)[0].sum().backward()
 
 
-def test_initial_states_may_lie_in_memory_by_sequence(on_host):
+def test_initial_states_may_have_the_batch_outermost_in_memory(on_host):
     on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(2, 1, 1, 8, 1)})
     *others, states = inputs_for("cuda_fused", Case(LSTM, B=3, T=4, N=2), torch.bfloat16, torch.device("cpu"))
     by_sequence = states.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
@@ -483,7 +483,7 @@ CLUSTER = {
     ],
     ids=["step", "sequence", "both directions", "both directions in clusters"],
 )
-def test_layers_launch_these_kernels_by_the_short_way(on_host, monkeypatch, steps, options, tilings):
+def test_cuda_layer_launches_these_kernels(on_host, monkeypatch, steps, options, tilings):
     serves = short_gradients.serves
     on_host(tilings)
     monkeypatch.setattr(short_gradients, "serves", serves)
@@ -491,7 +491,7 @@ def test_layers_launch_these_kernels_by_the_short_way(on_host, monkeypatch, step
     monkeypatch.setattr(calls, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
     monkeypatch.setattr(cuda_layer, "on_gpu", lambda x: True)
     monkeypatch.setattr(cuda_layer, "is_faster", lambda *_: True)
-    of_layer = cuda_layer._of_layer  # and no address, which says nothing to another process
+    of_layer = cuda_layer._of_layer  # not an address, which is invalid in another process
     monkeypatch.setattr(cuda_layer, "_initial", lambda *given: torch.cat(of_layer(*given)))
     cuda_layer._forward.cache_clear()
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What a call of few steps asks of the host: PyTorch's operators, each of which takes as long as a launch or longer."""
+"""The number of PyTorch operators in a call of few steps; each takes at least as much host time as a launch."""
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -20,7 +20,7 @@ B, T = 16, 4
 
 @pytest.fixture
 def launches(monkeypatch) -> Iterator[list[str]]:
-    """The kernels that are launched, which do nothing here."""
+    """Return a list of the launched kernels, which do nothing."""
     found = []
 
     def load(binary: Binary, *_, **__) -> SimpleNamespace:
@@ -54,7 +54,7 @@ def launches(monkeypatch) -> Iterator[list[str]]:
 
 
 def operators(call: Callable[[], None]) -> list[str]:
-    """Return the operators of PyTorch that a call takes, without those that these take."""
+    """Return the PyTorch operators that a call runs directly."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         call()
     found = [event for event in profiler.events() if event.name.startswith("aten::")]
@@ -62,7 +62,7 @@ def operators(call: Callable[[], None]) -> list[str]:
 
 
 @pytest.mark.parametrize(("heads", "most"), [(12, 15), (1, 17)])
-def test_a_layer_takes_few_operators(launches, heads, most):
+def test_layer_runs_few_operators(launches, heads, most):
     network = FlashRNN(768, 768, num_heads=heads, dtype=torch.float16)
     x = torch.randn(T, B, 768, dtype=torch.float16, requires_grad=True)
     leaves, d_out = [x, *network.parameters()], torch.randn_like(x)

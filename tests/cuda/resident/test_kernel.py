@@ -1,4 +1,4 @@
-"""Which tiling is taken, by what the compiler says of it."""
+"""The choice of a tiling by the register spills of its binary."""
 
 import logging
 from dataclasses import replace
@@ -25,7 +25,7 @@ OTHER = replace(WIDE, k_slices=4)
 
 @pytest.fixture
 def compile_(monkeypatch):
-    """A choice among `tilings` of which the compiler says that they spill so many bytes; and how many it compiled."""
+    """Return a function of tilings with spilled bytes that returns the choice and the number of compilations."""
 
     compile_bucket = kernel._compile_bucket.__wrapped__
 
@@ -52,24 +52,24 @@ def with_registers(choice: Tiling, register_fragments: int) -> Tiling:
     return replace(choice, register_fragments=register_fragments)
 
 
-def test_the_first_that_does_not_spill_is_taken(compile_):
+def test_first_tiling_without_spills_is_chosen(compile_):
     assert compile_([(WIDE, 0), (OTHER, 0)]) == (WIDE, 1)
     assert compile_([(WIDE, SPILLED), (OTHER, 0)]) == (WIDE, 1)
     assert compile_([(WIDE, SPILLED + 1), (OTHER, 0)]) == (OTHER, 2)
 
 
-def test_what_would_spill_as_well_is_not_compiled(compile_):
+def test_tilings_that_would_spill_as_much_are_not_compiled(compile_):
     fewer_stages, more = replace(WIDE, stages=4), with_registers(WIDE, 48)
     less = with_registers(WIDE, 40)
     assert compile_([(WIDE, 300), (fewer_stages, 0), (more, 0), (less, 8), (OTHER, 0)]) == (less, 2)
 
 
-def test_after_six_the_one_that_spills_least_is_taken(compile_):
+def test_tiling_with_least_spills_of_six_is_chosen(compile_):
     spills = [(with_registers(WIDE, 44 - 4 * k), 500 - 10 * k if k != 3 else 400) for k in range(7)]
     assert compile_(spills) == (with_registers(WIDE, 32), 6)
 
 
-def test_the_choice_is_logged(compile_, caplog):
+def test_choice_is_logged(compile_, caplog):
     with caplog.at_level(logging.INFO, "flashrnn"):
         compile_([(WIDE, 200), (OTHER, 0)])
     assert caplog.messages == [f"forward of lstm 1 x 768, batch 16, bfloat16 on H100: {OTHER}, compiled 2"]

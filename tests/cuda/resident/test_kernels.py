@@ -1,4 +1,4 @@
-"""Every kernel compiles for every architecture, and keeps its values in registers."""
+"""All kernels compile for all architectures, without register spills."""
 
 import itertools
 import struct
@@ -25,13 +25,13 @@ TRAINING = Variant(aux=torch.float16, training=True)
 def compiled(
     direction: str, cell, head_dim: int, gpu: str = "H100", dtype=torch.bfloat16, variant: Variant = TRAINING
 ) -> Binary:
-    """The kernel of a model of width 768 at a batch of 16, as the backend takes it where it knows no other batch."""
+    """Return the kernel of a model of width 768 for batch size 16."""
     sizes = max(1, 768 // head_dim), head_dim, 16, dtype
     return compile_best(KernelSpec(direction, get_cell(cell), *sizes, named_gpu(gpu), variant))[0]
 
 
 def sizes() -> list[tuple[str, str, int]]:
-    """GPU, cell and head size: all on an H100, for which most kernels are tiled, elsewhere every cell at some size."""
+    """Return GPU, cell and head size: all combinations on an H100, and each cell with some size on other GPUs."""
     sizes = (16, 64, 128, 256)
     elsewhere = [(gpu, cell, D) for gpu in ("A100", "B200") for cell, D in zip(BUILT_IN, sizes, strict=True)]
     return [*itertools.product(["H100"], BUILT_IN, sizes), *elsewhere]
@@ -40,7 +40,7 @@ def sizes() -> list[tuple[str, str, int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "cell", "head_dim"), sizes())
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_nothing_is_spilled(direction, gpu, cell, head_dim):
+def test_no_register_spills(direction, gpu, cell, head_dim):
     binary = compiled(direction, cell, head_dim, gpu)
     assert GPUS[gpu] in binary.path.name
     assert binary.spilled == 0
@@ -50,8 +50,8 @@ def test_nothing_is_spilled(direction, gpu, cell, head_dim):
 @pytest.mark.parametrize("cell", BUILT_IN)
 @pytest.mark.parametrize("gpu", ["H100", "B200"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_wide_heads_spill_before_the_time_loop_alone(direction, gpu, cell):
-    """Registers are full of R. What is put aside is put aside once, and hardly any of it is read in the loop."""
+def test_wide_heads_spill_only_before_the_time_loop(direction, gpu, cell):
+    """Most registers contain R. Others are spilled once, and few of them are read in the loop."""
     assert_spills_before_the_loop(compiled(direction, cell, 768, gpu), loads=0 if direction == "forward" else 4)
 
 
@@ -74,14 +74,14 @@ VARIANTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_variants(direction, variant):
+def test_no_register_spills_in_variants(direction, variant):
     assert compiled(direction, "slstm", 64, variant=variant).spilled == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [64, 256])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_float16(direction, head_dim):
+def test_no_register_spills_in_float16(direction, head_dim):
     assert compiled(direction, "lstm", head_dim, dtype=torch.float16).spilled == 0
 
 
@@ -91,12 +91,12 @@ WITH_TF32 = replace(TRAINING, aux=torch.float32, tf32=True)
 @pytest.mark.slow
 @pytest.mark.parametrize(("cell", "head_dim"), [("elman", 256), ("gru", 64), ("lstm", 256), ("slstm", 64)])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_float32_with_tf32(direction, cell, head_dim):
+def test_no_register_spills_in_float32_with_tf32(direction, cell, head_dim):
     assert compiled(direction, cell, head_dim, dtype=torch.float32, variant=WITH_TF32).spilled == 0
 
 
 @pytest.mark.parametrize("direction", [pytest.param("forward", marks=pytest.mark.slow), "backward"])
-def test_wide_heads_of_float32_with_tf32_spill_before_the_time_loop_alone(direction):
+def test_wide_heads_in_float32_with_tf32_spill_only_before_the_time_loop(direction):
     binary = compiled(direction, "lstm", 768, dtype=torch.float32, variant=WITH_TF32)
     assert_spills_before_the_loop(binary, loads=0 if direction == "forward" else 4)
 
@@ -104,22 +104,22 @@ def test_wide_heads_of_float32_with_tf32_spill_before_the_time_loop_alone(direct
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", [MINIMAL_GATED, PEEPHOLE_LSTM, LEAKY_ELMAN], ids=cell_name)
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_cells_of_users(direction, cell):
+def test_no_register_spills_in_user_cells(direction, cell):
     assert compiled(direction, cell, 64).spilled == 0
 
 
 @pytest.mark.parametrize("head_dim", [22, *(pytest.param(D, marks=pytest.mark.slow) for D in (2, 100))])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_head_sizes_off_the_tiles(direction, head_dim):
+def test_no_register_spills_for_padded_heads(direction, head_dim):
     assert compiled(direction, "gru", head_dim).spilled == 0
 
 
-# Operation codes: the lower 12 bits of an instruction's 16 bytes, the same from sm_80 to sm_100.
+# Opcodes: the lower 12 bits of a 16-byte instruction, the same from sm_80 to sm_100.
 MMA, LOAD_LOCAL, STORE_LOCAL = 0x23C, 0x983, 0x387
 
 
 def machine_operations(cubin: bytes) -> list[int]:
-    """The operation codes of the one kernel in an ELF file, in the order of its instructions."""
+    """Return the opcodes of the instructions of the only kernel in an ELF file, in order."""
     (sections,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", cubin, sections + k * size) for k in range(count)]

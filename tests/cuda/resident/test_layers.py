@@ -1,4 +1,4 @@
-"""Layers at the same time: their kernels on the processor, without races; where they are used; their binaries."""
+"""Concurrent layers: results of their kernels on the processor, when they are used, and their binaries."""
 
 import re
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ from tests.tolerances import assert_close
 
 LSTM = get_cell("lstm")
 
-# A thread that writes the chunks of a kernel's input one by one, and reads its results as soon as the blocks of the
-# first group have counted them.
+# A thread that writes the chunks of a kernel's input one by one, and reads its results as soon as all blocks have
+# signalled them.
 NEIGHBOURS = """
 void between_neighbours(const scalar* given, PARAMETERS) {
   const Params params{PARAMETER_NAMES};
@@ -62,7 +62,7 @@ void between_neighbours(const scalar* given, PARAMETERS) {
   if (first) join(both);
 }
 """
-NAMES = {  # what the thread is to know of a kernel: its input and its results, and the numbers in a row of each
+NAMES = {  # by kernel: the name and the row size of its input, and of its results
     "forward": ("x", "GI * ROW", "h", "ROW"),
     "backward": ("d_h", "ROW", "d_x", "GI * ROW"),
     "input_product": ("rows", "K", "product", "WIDTH"),
@@ -71,11 +71,11 @@ NAMES = {  # what the thread is to know of a kernel: its input and its results, 
 
 @dataclass(frozen=True)
 class BetweenNeighbours(HostKernel):
-    """A kernel that takes its input from, and gives its results to, a thread that runs at the same time."""
+    """A kernel whose input is written, and whose results are read, by a concurrent thread."""
 
     input: str = ""
-    counts: int = 1  # of a chunk, by a block
-    chunk: int = 0  # steps
+    counts: int = 1  # signals of a block per chunk
+    chunk: int = 0  # steps per chunk
 
     def launch(self, groups: int, by_name: Mapping[str, Argument]) -> None:
         x, chunks = by_name[self.input], torch.zeros(2, 100, dtype=torch.int32)
@@ -90,9 +90,9 @@ class BetweenNeighbours(HostKernel):
 def between_neighbours(
     kind: str, text: str, own: parameters.Parameters, *sizes: int, backwards: bool, counts: int = 1
 ) -> HostKernel:
-    """Return the kernel flashrnn_<kind> of resident/kernels/<kind>.cuh, whose blocks count a chunk so many times.
+    """Return the kernel flashrnn_<kind> of resident/kernels/<kind>.cuh, whose blocks signal a chunk `counts` times.
 
-    `sizes`: blocks, threads, shared memory.
+    `sizes` are blocks, threads and bytes of shared memory.
     """
     name, reads, output, writes = NAMES[kind]
     of_kind = {
@@ -113,8 +113,10 @@ def between_neighbours(
 
 @pytest.fixture
 def overlapped(on_host, monkeypatch):  # noqa: F811
-    """Lets layers run on the processor with these tilings, as if at the same time; returns the names of the inputs of
-    the kernels that have run."""
+    """Return a function that lets concurrent layers run on the processor with these tilings.
+
+    It returns a list of the input names of the kernels that have run.
+    """
     launched, run = [], BetweenNeighbours.launch
 
     def use(tilings: dict[str, Tiling], products: dict[str, ProductTiling]) -> list[str]:
@@ -191,7 +193,7 @@ def products(gates: int, H: int, columns: int, rows: int) -> dict[str, ProductTi
     ],
     ids=["one block", "clusters", "no whole tiles"],
 )
-def test_layers_at_the_same_time(overlapped, batch, steps, features, options, tilings, products):
+def test_concurrent_layers_equal_the_reference(overlapped, batch, steps, features, options, tilings, products):
     launched = overlapped(tilings, products)
     torch.manual_seed(0)
     network = FlashRNN(features, dtype=torch.bfloat16, **options)
@@ -214,7 +216,7 @@ def test_layers_at_the_same_time(overlapped, batch, steps, features, options, ti
         return dict(zip(["alone", "out", *(f"last {i}" for i in range(len(last))), *names], values, strict=True))
 
     found = results(torch.bfloat16, "cuda_fused")
-    loops, has_last = network.num_layers, features == network.hidden_size  # a product after the loops: of x
+    loops, has_last = network.num_layers, features == network.hidden_size  # the product with x follows the loops
     ran = {kind: launched.count(kind) for kind in ("x", "d_h", "rows")}
     assert ran == {"x": 2 * loops, "d_h": loops, "rows": 3 * (loops - 1) + has_last}
     assert_close(found, results(torch.float64, "vanilla"), torch.bfloat16, results(torch.bfloat16, "vanilla"))
@@ -225,14 +227,14 @@ def test_layers_at_the_same_time(overlapped, batch, steps, features, options, ti
     [
         (512, 16, 2, True),
         (512, 16, 4, True),
-        (512, 16, 12, False),  # no room
+        (512, 16, 12, False),  # too many blocks
         (512, 64, 2, False),
         (256, 16, 4, True),
-        (1024, 16, 2, False),  # grids
+        (1024, 16, 2, False),  # needs grids
         (64, 1, 2, True),
     ],
 )
-def test_the_solver_knows_whether_there_is_room(head_dim, batch, number, faster):
+def test_concurrent_layers_are_faster_if_they_fit_on_the_gpu(head_dim, batch, number, faster):
     problem = Problem(LSTM, 1, head_dim, torch.bfloat16, torch.device("cuda"), True, False, named_gpu("H100"))
     assert layers.are_faster(problem, batch, number, "auto") is faster
     assert not layers.are_faster(problem, batch, number, "cuda")
@@ -240,7 +242,7 @@ def test_the_solver_knows_whether_there_is_room(head_dim, batch, number, faster)
     assert not layers.are_faster(problem._replace(assumed_gpu=named_gpu("A100")), batch, number, "auto")
 
 
-def test_explain_says_so(monkeypatch):
+def test_explain_mentions_concurrent_layers(monkeypatch):
     monkeypatch.setattr(layers, "are_faster", lambda *_: True)
     network = FlashRNN(8, 64, num_layers=2, dropout=0.1, device="meta")
     assert "layers at the same time" in network.explain(16, torch.bfloat16, training=False)
@@ -251,7 +253,7 @@ def test_explain_says_so(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize(("head_dim", "number"), [(128, 4), (256, 4), (512, 2), (512, 4)])
-def test_nothing_is_spilled_in_their_loops(head_dim, number, direction):
+def test_no_register_spills_in_the_loops(head_dim, number, direction):
     variant = Variant(aux=torch.float16, training=True)
     alone = KernelSpec(direction, LSTM, 1, head_dim, 16, torch.bfloat16, named_gpu("H100"), variant)
     product = layers._product_tiling(alone, number, 512)

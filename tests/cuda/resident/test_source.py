@@ -1,4 +1,4 @@
-"""The constants that stand before a kernel's source."""
+"""The constants before a kernel's source."""
 
 import re
 from dataclasses import replace
@@ -33,7 +33,7 @@ def constants(cell: Cell, variant: Variant = PLAIN) -> dict[str, int | list[int]
     return numbers | {name: [int(value) for value in values.split(",")] for name, values in tables}
 
 
-def test_sizes_and_tiling():
+def test_constants_of_sizes_and_tiling():
     found = constants(get_cell("lstm"))
     sizes = {"HEADS": 3, "D": 40, "GATES": 4, "GR": 4, "GI": 4, "GU": 0, "STATES": 2, "SHARED_BYTES_EXPECTED": 1234}
     tiled = {"UNIT_TILES": 2, "K_SLICES": 2, "BATCH_TILES": 1, "BLOCKS": 2, "GRID": 0, "STAGES": 2}
@@ -41,7 +41,7 @@ def test_sizes_and_tiling():
     assert found.items() >= (sizes | tiled).items()
 
 
-def test_variants():
+def test_constants_of_variants():
     constants_of = {"reset": "RESET", "training": "STORE_GATES", "d_aux": "HAS_D_AUX"}
     for field, constant in constants_of.items():
         for value in (False, True):
@@ -57,11 +57,11 @@ def test_scalar_type():
     assert "SCALAR_BF16" not in prelude_of(get_cell("lstm"), torch.float16)
 
 
-def test_where_gates_find_their_parts():
+def test_constants_of_gates():
     lstm = constants(get_cell("lstm"))
     assert lstm["INPUT_OF"] == lstm["RECURRENT_OF"] == [0, 1, 2, 3]
     assert lstm["RECURRENT_ONLY_OF"] == [-1, -1, -1, -1]
-    gru = constants(get_cell("gru"))  # gates g (recurrent alone), r, z, n (input alone)
+    gru = constants(get_cell("gru"))  # gates g (recurrent-only), r, z, n (input-only)
     assert gru["INPUT_OF"] == [-1, 0, 1, 2]
     assert gru["RECURRENT_OF"] == [0, 1, 2, -1]
     assert gru["RECURRENT_ONLY_OF"] == [0, -1, -1, -1]
@@ -69,13 +69,13 @@ def test_where_gates_find_their_parts():
     assert constants(MINIMAL_GATED)["RECURRENT_ONLY_OF"] == [-1, 0, -1]  # u (both), r (recurrent-only), f (input)
 
 
-def test_what_is_known_of_the_cell():
+def test_constants_of_cells():
     assert constants(get_cell("lstm"))["FINITE_AT_ZERO"] == 1
     assert constants(Cell("inverse", lambda g, h: g / h, ("h",)))["FINITE_AT_ZERO"] == 0
     assert constants(Cell("inverse_gradient", lambda g, h: torch.sqrt(g) + h, ("h",)))["FINITE_AT_ZERO"] == 0
     assert constants(get_cell("lstm"))["USES_H"] == 0  # h has no element-wise part in an LSTM
     assert constants(get_cell("gru"))["USES_H"] == 1
-    assert constants(Cell("sum", lambda g, h: g + h, ("h",)))["FACTORS"] == 1  # it has none, an array has at least one
+    assert constants(Cell("sum", lambda g, h: g + h, ("h",)))["FACTORS"] == 1  # arrays are not empty
 
 
 GRID = replace(TILING, grid=True, k_slices=8, blocks=8)
@@ -91,10 +91,10 @@ GRID = replace(TILING, grid=True, k_slices=8, blocks=8)
     ],
     ids=lambda value: ("grid" if value.grid else "cluster") if isinstance(value, Tiling) else str(value),
 )
-def test_the_kernel_counts_its_shared_memory_as_the_tiling_does(direction, chosen, dtype):
-    """And does not compile if it counts otherwise."""
+def test_kernel_and_tiling_agree_on_shared_memory(direction, chosen, dtype):
+    """Otherwise, the kernel does not compile."""
     spec = KernelSpec(direction, get_cell("elman"), 1, 64, 16, dtype, named_gpu("H100"), PLAIN)
-    chosen = replace(chosen, register_fragments=0)  # all of R in shared memory; four are more than bfloat16 has
+    chosen = replace(chosen, register_fragments=0)  # all of R in shared memory; bfloat16 has fewer than four
     shared = tiling.shared_bytes(spec, chosen)
 
     def compile_with(shared_bytes: int):

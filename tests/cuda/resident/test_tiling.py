@@ -1,4 +1,4 @@
-"""The tilings of the fused kernels: the same answers as CP-SAT's, sooner, and reasons where there is none."""
+"""The tilings of the fused kernels: the same optima as CP-SAT in less time, and reasons if nothing fits."""
 
 import itertools
 import re
@@ -36,14 +36,13 @@ def spec_of(
 
 
 def cases() -> list[tuple]:
-    """All cells, directions and GPUs at every third head size, so that all pairs are there; heads and batches in
-    turn."""
+    """Return every third combination of cells, directions, GPUs and head sizes, with alternating heads and batches."""
     sizes = itertools.islice(itertools.product(GPUS, CELLS, ("forward", "backward"), HEAD_DIMS), 0, None, 3)
     return [(*size, *rest) for size, rest in zip(sizes, itertools.cycle(HEADS_AND_BATCH))]
 
 
 def pose(gpu: str, cell: str, direction: str, head_dim: int, heads: int, batch: int) -> Posed:
-    """A cluster where one can hold the head, otherwise a grid."""
+    """Return the problem for a cluster if the head fits, otherwise for a grid."""
     grid = head_dim > (768 if gpu == "H100" else 128)
     return solver.pose(spec_of(direction, cell, heads, head_dim, batch, gpu), grid)
 
@@ -70,7 +69,7 @@ def cpu_ms(solve: Callable[[Posed], object], posed: Posed) -> float:
 @pytest.mark.parametrize("case", cases(), ids=lambda case: "-".join(map(str, case)))
 def test_same_optimum_as_cp_sat_in_less_time(case, record_property):
     assert by_constrint(pose(*case)) == by_cp_sat(pose(*case))
-    # Turn by turn, so that a busy machine slows both; each run starts from a problem not yet compiled.
+    # In turns, so that other load affects both; each run starts from a problem that has not been compiled.
     pairs = [(cpu_ms(by_constrint, pose(*case)), cpu_ms(by_cp_sat, pose(*case))) for _ in range(RUNS)]
     ours, theirs = (median(times) for times in zip(*pairs, strict=True))
     record_property("constrint_ms", ours)
@@ -95,7 +94,7 @@ def test_every_head_size_up_to_the_largest_fits(gpu, cell):
     assert min(largest.values()) >= {"H100": 2048, "A100": 1664, "RTX 4090": 1536}[gpu], largest
 
 
-def test_head_that_does_not_fit_names_what_is_missing():
+def test_conflict_of_a_too_large_head_lists_the_limits():
     spec = spec_of("forward", "lstm", 1, 4096, 16)
     with pytest.raises(Infeasible, match="shared memory") as error:
         next(solver.tilings(spec))
@@ -106,7 +105,7 @@ def test_head_that_does_not_fit_names_what_is_missing():
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_tilings_come_one_by_one_the_best_first(direction):
+def test_tilings_are_yielded_in_order_of_their_estimates(direction):
     spec = spec_of(direction, "lstm", 12, 64, 16)
     found = list(itertools.islice(solver.tilings(spec), 50))
     assert len(set(found)) == 50
@@ -119,15 +118,15 @@ def test_tilings_come_one_by_one_the_best_first(direction):
 
 
 @pytest.mark.parametrize("gpu", ["A100", "RTX 4090"])
-def test_no_clusters_on_gpus_that_have_none(gpu):
+def test_no_clusters_on_gpus_without_them(gpu):
     for direction, cell in itertools.product(("forward", "backward"), CELLS):
         for D in (96, 512):
             found = solver.tilings(spec_of(direction, cell, 4, D, 16, gpu))
             assert {choice.grid or choice.blocks == 1 for choice in itertools.islice(found, 20)} == {True}
 
 
-def test_no_cluster_that_a_small_gpu_cannot_run():
-    """A slice of an H100 (MIG) with 16 multiprocessors has room for a cluster of 8, not of 16."""
+def test_no_clusters_that_do_not_fit_on_a_small_gpu():
+    """A cluster of 8 blocks fits on a slice of an H100 (MIG) with 16 multiprocessors, but a cluster of 16 does not."""
     part = replace(named_gpu("H100"), name="a seventh of an H100", multiprocessors=16)
     found = solver.tilings(replace(spec_of("forward", "elman", 1, 512, 8), gpu=part))
     sizes = {choice.blocks for choice in found if not choice.grid}
@@ -135,8 +134,8 @@ def test_no_cluster_that_a_small_gpu_cannot_run():
 
 
 @pytest.mark.parametrize(("batch", "sequences"), [(2, 2), (16, 4), (32, 6), (56, 8)])
-def test_a_batch_is_spread_over_the_clusters_that_run_at_once(batch, sequences):
-    """Seven clusters of 16 blocks on an H100."""
+def test_batch_is_spread_over_the_clusters_that_run_at_once(batch, sequences):
+    """Seven clusters of 16 blocks run at once on an H100."""
     choice = next(solver.tilings(spec_of("forward", "lstm", 1, 768, batch)))
     assert (choice.blocks, choice.grid, choice.sequences) == (16, False, sequences)
     assert choice.batches(batch) <= 7
@@ -145,34 +144,34 @@ def test_a_batch_is_spread_over_the_clusters_that_run_at_once(batch, sequences):
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_narrow_heads_are_spread_over_twice_as_many_multiprocessors(direction, cell):
-    """With half of their columns used, lanes have half as many cells; small batches have the kernel of larger ones."""
+    """If half of the columns are used, lanes have half as many cells. Small batches use the kernel of larger ones."""
     found = (next(solver.tilings(spec_of(direction, cell, 12, 64, batch))) for batch in (1, 4, 8, 16, 32, 64))
     assert [(choice.blocks, choice.sequences) for choice in found] == [(1, 4)] * 5 + [(1, 8)]
 
 
 @pytest.mark.parametrize(("dtype", "sequences"), [(torch.bfloat16, 4), (torch.float32, 6)])
-def test_clusters_with_one_warp_for_each_tile_are_spread_where_R_fits_into_registers(dtype, sequences):
+def test_clusters_with_one_warp_per_tile_are_spread_if_R_fits_in_registers(dtype, sequences):
     choice = next(solver.tilings(spec_of("forward", "lstm", 12, 96, 16, dtype=dtype)))
     assert (choice.sequences, choice.any_sequences) == (sequences, dtype == torch.float32)
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_narrow_heads_share_a_multiprocessor(direction):
-    """192 blocks of 8 sequences on 132 multiprocessors, in place of 96 of 16: 0.36 ms for 0.57 (docs/dev/log.md)."""
+    """192 blocks of 8 sequences on 132 multiprocessors take 0.36 ms, 96 blocks of 16 take 0.57 (docs/dev/log.md)."""
     choice = next(solver.tilings(spec_of(direction, "lstm", 12, 64, 128)))
     assert (choice.blocks, choice.sequences) == (1, 8)
 
 
 def best_estimates(direction: str, sizes: Iterable[tuple[int, int, int]]) -> list[float]:
-    """Cycles of the best tilings of LSTMs of these heads, head sizes and batches on an H100."""
+    """Return the cycles of the best tilings of LSTMs with these heads, head sizes and batches on an H100."""
     return [next(solver.estimates(spec_of(direction, "lstm", *size)))[0] for size in sizes]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("heads", [1, 12])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_no_head_is_slower_than_a_larger_one(direction, heads):
-    """By the estimate: a head whose size fits no cluster well takes a larger head's tiling, padded."""
+def test_no_head_size_is_slower_than_a_larger_one(direction, heads):
+    """By the estimate. Heads that do not fit a cluster well use the tiling of a larger head, with padding."""
     cycles = best_estimates(direction, [(heads, D, 16) for D in range(8, 1537, 8)])
     assert cycles == sorted(cycles)
 
@@ -186,8 +185,8 @@ def test_no_batch_is_slower_than_a_larger_one(direction, heads, head_dim):
 
 
 @pytest.mark.parametrize("cell", ["slstm", "elman_relu"])
-def test_with_tf32_R_takes_two_thirds_of_the_room(cell):
-    """Two splits of a float in place of three: heads that did not fit do, and a step takes less of the tensor cores."""
+def test_R_takes_two_thirds_of_the_memory_with_tf32(cell):
+    """With two splits instead of three, larger heads fit, and a step takes fewer cycles."""
     specs = [spec_of("forward", cell, 1, 256, 16, dtype=torch.float32, tf32=tf32) for tf32 in (False, True)]
     posed = [solver.pose(spec, grid=False) for spec in specs]
     exact, coarse = map(by_constrint, posed)
@@ -198,7 +197,7 @@ def test_with_tf32_R_takes_two_thirds_of_the_room(cell):
 
 
 @pytest.mark.parametrize(("direction", "cell"), [("forward", "lstm"), ("backward", "slstm")])
-def test_floats_that_are_scaled_take_as_much_room_as_with_tf32(direction, cell):
+def test_scaled_float32_takes_as_much_memory_as_with_tf32(direction, cell):
     assert largest_head_of_float32(direction, cell, tf32=False) == largest_head_of_float32(direction, cell, tf32=True)
 
 
@@ -209,8 +208,8 @@ def largest_head_of_float32(direction: str, cell: str, tf32: bool) -> int:
     return next(filter(fits, range(2496, 63, -64)))
 
 
-def test_shared_memory_is_what_the_problem_counts():
-    """`shared_bytes` of a solution stays within the limit that the problem set (the kernels compare it with theirs)."""
+def test_shared_memory_is_within_the_limit_of_the_problem():
+    """Kernels check `shared_bytes` against their own size."""
     for direction, cell in itertools.product(("forward", "backward"), CELLS):
         spec = spec_of(direction, cell, 1, 768, 16)
         for choice in itertools.islice(solver.tilings(spec), 20):
@@ -218,7 +217,7 @@ def test_shared_memory_is_what_the_problem_counts():
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_for_few_steps_every_warp_loads_little_of_R(direction):
+def test_warps_load_less_of_R_for_few_steps(direction):
     spec = spec_of(direction, "lstm", 1, 768, 16)
     few = replace(spec, steps=4)
     of_all, of_few = (tiling.tiles_of_warp(one, solver.best(one)) for one in (spec, few))
@@ -228,6 +227,6 @@ def test_for_few_steps_every_warp_loads_little_of_R(direction):
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("steps", [4, 24])
-def test_a_head_in_one_block_stays_there_for_few_steps(direction, steps):
+def test_head_in_one_block_has_the_same_tiling_for_few_steps(direction, steps):
     spec = spec_of(direction, "lstm", 12, 64, 128)
     assert solver.best(replace(spec, steps=steps)) == solver.best(spec)

@@ -1,4 +1,4 @@
-"""Which tilings are tried, and that the fastest is taken from then on."""
+"""Candidates of tuning, and the use of stored tilings."""
 
 from dataclasses import replace
 
@@ -22,20 +22,20 @@ def _empty_cache(monkeypatch, tmp_path):
 
 
 def other_tiling():
-    """Not the one that the estimate prefers."""
+    """Return a tiling other than the one with the best estimate."""
     found = solver.tilings(SPEC)
     first = next(found)
     return next(choice for choice in found if choice.unit_tiles != first.unit_tiles)
 
 
-def test_candidates_differ_in_more_than_what_is_loaded_ahead():
+def test_candidates_differ_not_only_in_their_stages():
     found = tuning.candidates(SPEC, 6)
     assert len(found) == 6
     assert found[0] == next(solver.tilings(SPEC))
     assert len({replace(choice, stages=0) for choice in found}) == 6
 
 
-def test_what_is_kept_is_taken_for_these_sizes_alone():
+def test_stored_tiling_is_used_for_these_sizes_only():
     other = other_tiling()
     save_tiling(SPEC, other, 0.25)
     assert saved_tiling(SPEC) == other
@@ -45,14 +45,14 @@ def test_what_is_kept_is_taken_for_these_sizes_alone():
     assert compile_best(replace(SPEC, variant=Variant(reset=True, training=True)))[1] == other
 
 
-def test_other_kernels_need_other_measurements(monkeypatch):
+def test_stored_tiling_is_ignored_after_a_change_of_the_sources(monkeypatch):
     save_tiling(SPEC, other_tiling(), 0.25)
     monkeypatch.setattr(tuned, "sources_hash", lambda: "other")
     assert saved_tiling(SPEC) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"tiling": {"blocks": 1}}'], ids=["empty", "list", "incomplete"])
-def test_a_corrupt_file_is_as_none(tmp_path, content):
+def test_corrupt_file_is_ignored(tmp_path, content):
     save_tiling(SPEC, other_tiling(), 0.25)
     (file,) = tmp_path.glob("tuned-*")
     file.write_bytes(content)
@@ -62,7 +62,7 @@ def test_a_corrupt_file_is_as_none(tmp_path, content):
 @pytest.mark.parametrize(
     "change",
     [
-        {"blocks": 1},  # which covers half of the units
+        {"blocks": 1},  # covers only half of the units
         {"unit_tiles": 0},
         {"register_fragments": 400},
         {"sequences": 3},
@@ -74,21 +74,21 @@ def test_a_corrupt_file_is_as_none(tmp_path, content):
     ],
     ids=str,
 )
-def test_a_tiling_that_the_solver_would_not_give_is_as_none(change):
+def test_stored_tiling_that_violates_constraints_is_ignored(change):
     save_tiling(SPEC, replace(other_tiling(), **change), 0.25)
     assert saved_tiling(SPEC) is None
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("gpu", ["A100", "H100"])
-def test_every_candidate_can_be_kept(direction, gpu):
+def test_all_candidates_can_be_stored(direction, gpu):
     spec = replace(SPEC, direction=direction, gpu=named_gpu(gpu))
     for choice in tuning.candidates(spec, 4):
         save_tiling(spec, choice, 0.25)
         assert saved_tiling(spec) == choice
 
 
-def test_without_a_gpu_the_command_says_so(monkeypatch, capsys):
+def test_command_without_a_gpu_is_an_error(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["tune", "--heads", "12", "--head-dim", "64", "--batch", "16"]) == 1
     expected = "error: backend cuda_fused does not serve this: it runs on CUDA GPUs, not on cpu\n"

@@ -1,4 +1,4 @@
-"""Backend `cuda` without a GPU: its kernels on the processor, against the reference, without races; binaries."""
+"""Backend `cuda` without a GPU: its kernels on the processor, compared with the reference, and its binaries."""
 
 from dataclasses import replace
 from functools import cache
@@ -19,16 +19,16 @@ from tests.problems import CELLS, COMPETING, LEAKY_ELMAN, MINIMAL_GATED, PEEPHOL
 from tests.suite import Case, check, check_numbers_beyond_float16, check_tf32, tf32_on_the_processor
 
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
-# Gates with an input alone, a recurrent part alone and a bias alone.
+# A cell with an input-only gate, a recurrent-only gate and a gate with only a bias.
 THREE_KINDS = Cell("three_kinds", lambda x, r, b, h: torch.tanh(x + r * b), ("h",), ("x",), ("r",))
 H100, A100, B200 = map(named_gpu, ("H100", "A100", "B200"))
-SPILLED = 32  # bytes of a thread's registers put aside: a few instructions, of hundreds
+SPILLED = 32  # allowed spills per thread in bytes: a few instructions of hundreds
 TRAINING = Variant(aux=torch.float16, training=True)
 
 
 @pytest.fixture
 def on_host(monkeypatch, other_backends):
-    """Lets backend `cuda` run on the processor with the tilings given, `at_once` blocks at a time."""
+    """Return a function that lets `cuda` run on the processor with these tilings, `at_once` blocks at a time."""
 
     def use(tilings: dict[str, Tiling], at_once: int) -> None:
         @cache
@@ -44,13 +44,13 @@ def on_host(monkeypatch, other_backends):
         monkeypatch.setattr(weight_gradient, "has_kernel", lambda spec: False)
         monkeypatch.setattr(Cuda, "unsupported_reason", lambda self, problem: None)
 
-    torch.use_deterministic_algorithms(True)  # which fills new tensors with NaN
+    torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
     yield use
     torch.use_deterministic_algorithms(False)
 
 
 def tilings(cell, D: int, dtype: torch.dtype, units: int, seq_tiles: int, warps: int, depth: int) -> dict[str, Tiling]:
-    """For both directions, with as many vectors as it takes."""
+    """Return tilings for both directions with the necessary number of vectors."""
     found = {}
     for direction in ("forward", "backward"):
         vectors = -(-Rows.of(KernelSpec(direction, cell, 1, D, 1, dtype, H100)).length * dtype.itemsize // 64)
@@ -62,7 +62,7 @@ def tilings(cell, D: int, dtype: torch.dtype, units: int, seq_tiles: int, warps:
 @pytest.mark.parametrize(
     ("case", "dtype", "tiling", "at_once"),
     [
-        # padding in every direction; more vectors than are read ahead, and not a multiple
+        # padding in all directions; more vectors than are prefetched, and not a multiple
         pytest.param(Case(LSTM, B=3, T=5, N=2, D=37), torch.float16, (8, 1, 1, 2), 100, marks=pytest.mark.slow),
         # blocks with several items, of several groups; several cells per thread
         (Case(GRU, B=19, T=4, N=2, D=23, reset=True), torch.float16, (8, 1, 1, 1), 3),
@@ -88,7 +88,7 @@ def tilings(cell, D: int, dtype: torch.dtype, units: int, seq_tiles: int, warps:
             marks=pytest.mark.slow,
         ),
         pytest.param(Case(COMPETING, B=17, T=3, N=1, D=18), torch.float32, (8, 2, 1, 1), 100, marks=pytest.mark.slow),
-        # steps that reduce over units: several launches, a head of odd size
+        # steps with reductions: several launches, and an odd head size
         (Case(get_cell("layernorm_gru"), B=18, T=3, N=2, D=27, reset=True), torch.bfloat16, (8, 1, 1, 1), 5),
         pytest.param(
             Case(LEAKY_ELMAN, B=2, T=3, N=2, D=9, reset=True, time_major=True),
@@ -103,7 +103,7 @@ def tilings(cell, D: int, dtype: torch.dtype, units: int, seq_tiles: int, warps:
 def test_kernels_on_the_processor(on_host, case, dtype, tiling, at_once):
     on_host(tilings(case.cell, case.D, dtype, *tiling), at_once)
     check("cuda", case, dtype, "cpu")
-    if len(case.cell.states) > 1:  # of which h alone may get a gradient
+    if len(case.cell.states) > 1:  # only h may have a gradient
         check("cuda", case, dtype, "cpu", flashrnn)
 
 
@@ -115,13 +115,13 @@ def test_kernels_with_tf32_on_the_processor(on_host):
 
 
 @pytest.mark.slow
-def test_numbers_beyond_float16(on_host):
+def test_gradients_with_numbers_beyond_float16(on_host):
     on_host(tilings(SLSTM, 16, torch.float16, 8, 1, 2, 1), at_once=100)
     check_numbers_beyond_float16("cuda", "cpu")
 
 
 def test_gradients_of_biases_are_summed_in_float32(on_host):
-    """Each step's gradient is 1.001, which bfloat16 rounds to 1."""
+    """The gradient of each step is 1.001, which bfloat16 would round to 1."""
     cell = Cell("scaled", lambda g, h: 1.001 * g, ("h",))
     on_host(tilings(cell, 16, torch.bfloat16, 8, 1, 2, 1), at_once=1)
     B, T, N, D = 3, 5, 2, 16
@@ -133,7 +133,7 @@ def test_gradients_of_biases_are_summed_in_float32(on_host):
 
 @pytest.mark.slow
 def test_inference_on_the_processor(on_host):
-    """Kernels that keep neither gates nor states give the states that training gives."""
+    """Kernels that store no residual return the same states as in training."""
     case = Case(SLSTM, B=3, T=4, N=2, D=11)
     on_host(tilings(case.cell, case.D, torch.float32, 8, 1, 2, 1), at_once=100)
     inputs = random_inputs(case.cell, case.B, case.T, case.N, case.D).to(torch.float32)
@@ -144,8 +144,8 @@ def test_inference_on_the_processor(on_host):
         assert torch.equal(found, expected)
 
 
-def test_rows_come_in_the_order_in_which_they_are_multiplied():
-    """Vector after vector: of every row of a block, padded with zeros, the numbers of that vector."""
+def test_rows_are_stored_in_the_order_of_multiplication():
+    """For each vector, the elements of all rows of a block, padded with zeros."""
     N, gates, D, K = 2, 3, 5, 40
     tiling = Tiling(units=4, seq_tiles=1, warps=2, warp_vectors=2, depth=1)
     rows = torch.randn(N, gates, D, K, generator=torch.Generator().manual_seed(0))
@@ -158,7 +158,7 @@ def test_rows_come_in_the_order_in_which_they_are_multiplied():
 
 
 def binaries() -> list[tuple]:
-    """GPU, cell, heads, head size, batch, dtype."""
+    """Return GPU, cell, heads, head size, batch and dtype of tested binaries."""
     cells = [(H100, cell, 1, 1024, 16, torch.bfloat16) for cell in CELLS]
     sizes = [(H100, LSTM, *size, torch.bfloat16) for size in ((12, 64, 16), (1, 4096, 16), (4, 2048, 256), (3, 33, 1))]
     floats = [(H100, cell, 1, 1024, batch, torch.float32) for cell, batch in ((LSTM, 16), (SLSTM, 64))]
@@ -173,7 +173,7 @@ def name(value) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "cell", "heads", "head_dim", "batch", "dtype"), binaries(), ids=name)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_binaries(direction, gpu, cell, heads, head_dim, batch, dtype):
+def test_binaries_have_few_spills(direction, gpu, cell, heads, head_dim, batch, dtype):
     binary, _ = compile_kernel(KernelSpec(direction, cell, heads, head_dim, batch, dtype, gpu, TRAINING))
     assert gpu.arch in binary.path.name
     assert binary.spilled <= SPILLED
@@ -189,7 +189,7 @@ def test_binaries(direction, gpu, cell, heads, head_dim, batch, dtype):
     ],
     ids=str,
 )
-def test_variants(direction, variant):
+def test_variants_have_few_spills(direction, variant):
     spec = KernelSpec(direction, SLSTM, 1, 1024, 16, torch.bfloat16, H100, variant)
     assert compile_kernel(spec)[0].spilled <= SPILLED
 
@@ -198,7 +198,7 @@ def test_variants(direction, variant):
 @pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "cell", "batch"), [(H100, LSTM, 16), (H100, SLSTM, 64), (A100, LSTM, 16)], ids=name)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_binaries_with_tf32(direction, gpu, cell, batch):
+def test_binaries_with_tf32_have_few_spills(direction, gpu, cell, batch):
     variant = replace(TRAINING, aux=torch.float32, tf32=True)
     spec = KernelSpec(direction, cell, 1, 1024, batch, torch.float32, gpu, variant)
     assert compile_kernel(spec)[0].spilled <= SPILLED
@@ -207,7 +207,7 @@ def test_binaries_with_tf32(direction, gpu, cell, batch):
 @pytest.mark.parametrize("gpu", [H100, A100, B200], ids=name)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_work_is_spread_over_the_whole_gpu(direction, gpu):
-    """What a step takes is waves of items over the multiprocessors: at least six in ten have something to do."""
+    """In the waves of work items of a step, at least 60 % of the multiprocessors have work."""
     for heads, D, batch in ((12, 64, 16), (1, 768, 16), (1, 1024, 64), (1, 4096, 16), (4, 2048, 16), (1, 8192, 256)):
         tiling = best_tiling(KernelSpec(direction, LSTM, heads, D, batch, torch.bfloat16, gpu))
         items = tiling.groups(heads, batch) * tiling.unit_blocks(D)
@@ -228,11 +228,11 @@ PROBLEM = Problem(LSTM, 1, 4096, torch.bfloat16, torch.device("cuda"), True, Fal
     ],
     ids=["served", "odd float32", "device", "dtype"],
 )
-def test_reasons(changes, expected):
+def test_reasons_for_unsupported_problems(changes, expected):
     assert Cuda().unsupported_reason(PROBLEM._replace(**changes)) == expected
 
 
-def test_a_cell_of_too_many_gates_says_what_is_missing():
+def test_reason_of_a_cell_with_too_many_gates():
     names = [f"g{k}" for k in range(57)]
     scope = {}
     exec(f"def step({', '.join(names)}, h): return {' + '.join(names)}", scope)

@@ -1,16 +1,16 @@
-"""docs/backends.md says what the code does."""
+"""The tables in docs/backends.md are up to date."""
 
 import pytest
 
 from docs.tools.backend_tables import PAGE, page, shared
 
 
-@pytest.mark.slow  # tilings of all GPUs and sizes are solved for
-def test_the_page_is_up_to_date():
+@pytest.mark.slow  # solves for the tilings of all GPUs and sizes
+def test_page_is_up_to_date():
     assert PAGE.read_text() == page(), "python -m docs.tools.backend_tables updates it"
 
 
-def test_rows_and_columns_that_agree_are_shared():
+def test_equal_rows_and_columns_are_merged():
     rows = [
         ["size", "cell", "A", "B", "C"],
         ["1", "x", "p", "p", "q"],

@@ -1,4 +1,4 @@
-"""The figures of docs/kernels.md can be drawn from what the solver answers today."""
+"""The figures of docs/kernels.md can be drawn with the current solver."""
 
 from docs.tools.kernel_figures import draw_steps, draw_storage
 
