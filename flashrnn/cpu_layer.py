@@ -1,6 +1,6 @@
-"""Layers on the CPU run by one kernel call with as little overhead as possible.
+"""Layers on the CPU as one kernel call with as little overhead as possible.
 
-For one step of one sequence the kernel takes 5 µs, and the general preparations for all backends 40 times as long.
+For one step of one sequence the kernel takes 5 µs, and the general code for all backends 40 times as long.
 """
 
 import math
@@ -32,7 +32,7 @@ from flashrnn.recurrence import Recurrence
 from flashrnn.residual import Residual
 
 _CPU = torch.device("cpu")
-_DTYPES = (torch.float32, torch.float64)  # the dtypes of sequences, in which the kernels compute
+_DTYPES = (torch.float32, torch.float64)  # in which the kernels compute
 
 
 class Layer(NamedTuple):
@@ -45,7 +45,7 @@ class Layer(NamedTuple):
 
 
 def is_fast_in(dtype: torch.dtype) -> bool:
-    """Return whether `step` is the fastest in this dtype: in bfloat16 unless oneDNN computes in it, too."""
+    """Return whether `step` is the fastest way in this dtype. In bfloat16 it is not if oneDNN supports it."""
     return dtype in _DTYPES or (dtype == torch.bfloat16 and not onednn_computes(dtype))
 
 
@@ -59,7 +59,7 @@ def layers(
 
     Args:
         modules: the input product and the recurrence of each layer.
-        x: [B, features], in a dtype that `is_fast_in`; there may be an axis of one time step.
+        x: [B, features], in a dtype for which `is_fast_in` is true; it may have an axis of one time step.
         states: a tensor [layers, B, H] for each state of the cell.
         reset: [B], or None.
     """
@@ -103,11 +103,11 @@ def _is_for_the_kernel(cell: Cell, backend: str, heads: int, head_dim: int, feat
 
 
 def step(layer: Layer, x: Tensor, states: Sequence[Tensor], reset: Tensor | None) -> tuple[Tensor, ...]:
-    """Return h, in the shape of x but for its last axis, and the new states, each of the shape of the old one.
+    """Return h, in the shape of x except for the last axis, and the new states, each in the shape of the old one.
 
     Args:
         layer: one of `layers`.
-        x: as for `layers`.
+        x: as in `layers`.
         states: a tensor of B*H elements for each state of the cell, in the state dtype.
         reset: [B] bool, or None.
     """
@@ -228,7 +228,7 @@ def _forward(cell: Cell, rows: _Rows, reset, x: Tensor, W: Tensor, R: Tensor, b:
 
 
 def _wide(*tensors: Tensor | None) -> Sequence[Tensor | None]:
-    """Return tensors in the state dtype of the first one, in which the kernels compute."""
+    """Return the tensors in the state dtype that belongs to the dtype of the first one."""
     dtype = tensors[0].dtype
     return tensors if dtype in _DTYPES else [as_dtype(t, state_dtype(dtype)) for t in tensors]
 
@@ -273,7 +273,7 @@ def _backward(kernel: Prepared, rows: _Rows, d_h, d_new, R, reset, h, gates: Ten
         states = [state.view(rows.batch, N, D) for state in states]
         h = states[0].unsqueeze(1) if h is None else rows.by_heads(h, N)
         if N == 1 and cell.input_gates == cell.gates and not graph_is_retained():
-            d_x = rows.by_heads(gates, len(cell.gates)).unsqueeze(3)  # over the gates of the same places
+            d_x = rows.by_heads(gates, len(cell.gates)).unsqueeze(3)  # in place of the gates
     d_input, d_R, d_b = gradients(
         kernel,
         R,

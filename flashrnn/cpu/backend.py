@@ -1,4 +1,4 @@
-"""Backend `cpu_fused`: the whole time loop of a head compiled for the CPU, its weights and gates in the caches."""
+"""Backend `cpu_fused`: the compiled time loop of a head on the CPU, with weights and gates in the caches."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -30,11 +30,11 @@ from flashrnn.products import recurrent_only, weight_gradient_of_states
 from flashrnn.residual import GateFormat, Residual, empty_gates, residual_dtype, saturated
 
 NUMBA_IS_MISSING = "numba is not installed: pip install numba"
-_LARGEST_IN_BFLOAT16 = 768  # head size; of larger ones and many sequences PyTorch's products of bfloat16 are faster
+_LARGEST_IN_BFLOAT16 = 768  # head size; with larger heads and many sequences, PyTorch's bfloat16 products are faster
 
 
 class CpuFused:
-    """Computes in the state dtype; in bfloat16 h is rounded after every step."""
+    """Computes in the state dtype. In bfloat16, h is rounded after every step."""
 
     name = "cpu_fused"
 
@@ -47,9 +47,7 @@ class CpuFused:
         if reason := problem.dtype_reason((torch.bfloat16, torch.float32, torch.float64)):
             return reason
         if problem.dtype == torch.bfloat16 and problem.head_dim > _LARGEST_IN_BFLOAT16:
-            return (
-                f"in bfloat16 it serves heads of up to {_LARGEST_IN_BFLOAT16} units: vanilla is faster with larger ones"
-            )
+            return f"in bfloat16 it supports heads of up to {_LARGEST_IN_BFLOAT16} units; vanilla is faster for larger ones"
         if not _installed():
             return untraceable(problem.cell) or NUMBA_IS_MISSING
         return untraceable(problem.cell)
@@ -84,7 +82,7 @@ class CpuFused:
         d_initial = torch.empty_like(initial)
         others = {"aux": aux, "d_aux": aux_gradient(grads, aux, h.dtype)}
         if residual.donated and h.shape[2] == 1 and cell.input_gates == cell.gates:
-            others["d_x"] = gates.transpose(2, 3)  # over the gates of the same places: new memory costs page faults
+            others["d_x"] = gates.transpose(2, 3)  # in place of the gates: new memory costs page faults
         d_x, d_R, d_b = gradients(
             prepared("backward", cell, h),
             R.to(h.dtype),
@@ -101,11 +99,11 @@ class CpuFused:
 
 
 class InputProduct(NamedTuple):
-    """The input product of a layer of one head, whose gradients the kernel computes; see `call.with_product`."""
+    """The input product of a layer of one head whose gradients the kernel computes; see `call.with_product`."""
 
-    x: Tensor  # [rows, features], in the order of memory of h
+    x: Tensor  # [rows, features], with rows in the same order in memory as those of h
     W: Tensor  # [Gi * D, features]
-    d_x: Tensor | None  # where the gradient of x is written, if it is wanted
+    d_x: Tensor | None  # memory for the gradient of x, if it is needed
 
 
 def gradients(
@@ -126,22 +124,24 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of Wx, R and b, and write those of the initial states.
 
-    Only addresses are read of tensors that have several shapes with the same order of memory.
+    All tensors have the state dtype. With `product`, the kernel only needs their addresses, so axes of size one may be
+    missing.
 
     Args:
         kernel: the kernel for these sizes.
-        R: [Gr, N, D, D], in the state dtype as all others.
+        R: [Gr, N, D, D].
         initial: the initial states, each [B, N, D], contiguous.
-        reset: [B, T] in memory as h, or None.
+        reset: [B, T] in the memory format of h, or None.
         h: [B, T, N, D]; None for a single step with `product`.
-        gates: [B, T, N, G, D], of the forward.
-        d_h: [B, T, N, D] in memory as h, or None.
-        d_last: the gradients of the last states, each like `initial` or None, or None.
-        d_initial: where the gradients of the initial states are written.
-        d_x: where the gradient of Wx, [B, T, Gi, N, D] in memory as h, is written; None: in memory of its own.
-        product: the input product, if the kernel computes its gradients: that of W takes the place of that of Wx.
+        gates: [B, T, N, G, D], from the forward.
+        d_h: [B, T, N, D] in the memory format of h, or None.
+        d_last: the gradients of the last states, each like `initial` or None; or None if there are none.
+        d_initial: memory for the gradients of the initial states.
+        d_x: memory for the gradient of Wx, [B, T, Gi, N, D] in the memory format of h; None allocates it.
+        product: the input product, if the kernel computes its gradients. The gradient of W is then returned instead of
+            that of Wx.
         aux: the other states of every step; None for a single step.
-        d_aux: their gradients, or None.
+        d_aux: the gradients of aux, or None.
     """
     cell, N, D = kernel.sizes.cell, *R.shape[1:3]
     by_rows, afterwards = kernel.by_rows, D > LARGEST_IN_LOOP
@@ -202,24 +202,27 @@ def prepared(direction: str, cell: Cell, rows: Tensor) -> Prepared:
 
 
 def weights(sizes: Sizes, R: Tensor) -> Tensor:
-    """Return R as the forward of such sizes takes it."""
+    """Return R in the memory format of the forward kernel for these sizes."""
     R = R.to(state_dtype(R.dtype))
     return R.contiguous() if sizes.by_rows else columns(R.transpose(2, 3))
 
 
 def columns(x: Tensor) -> Tensor:
-    """Return x [..., D] as [..., row], padded with zeros to the rows of the kernel's matrices."""
+    """Return x [..., D] padded with zeros to the row length of the kernel's matrices."""
     return padded(x, build.tile(x.shape[-1]).row)
 
 
 def padded(x: Tensor, width: int) -> Tensor:
-    """Return x with rows of `width` numbers, filled up with zeros."""
+    """Return x with rows padded with zeros to `width` elements."""
     missing = width - x.shape[-1]
     return (pad(x, (0, missing)) if missing else x).contiguous()
 
 
 def _transposed(R: Tensor) -> Tensor:
-    """Return R [Gr, N, D, D] with each matrix transposed, one by one: PyTorch copies only single ones in blocks."""
+    """Return R [Gr, N, D, D] with each matrix transposed.
+
+    Each matrix is copied by itself, because PyTorch transposes only single matrices block by block.
+    """
     out = torch.empty_like(R, memory_format=torch.contiguous_format)
     for to, matrix in zip(out.flatten(0, 1), R.flatten(0, 1), strict=True):
         to.copy_(matrix.t())
@@ -227,12 +230,11 @@ def _transposed(R: Tensor) -> Tensor:
 
 
 def _sums(kernel: Prepared, like: Tensor, shape: tuple[int, ...], width: int) -> Tensor:
-    """Return zeros to which each part of the batch adds its rows of `width` numbers: [*shape, width], or one for each
-    of several parts."""
+    """Return zeros [*shape, width], to which the kernel adds; with several parts of the batch, such zeros for each."""
     return like.new_zeros(*shape, width) if kernel.parts == 1 else like.new_zeros(kernel.parts, *shape, width)
 
 
 def _sum_of_parts(kernel: Prepared, d: Tensor, size: int) -> Tensor:
-    """Return the total of `_sums`, without padding: [*shape, size]."""
+    """Return the sum over the parts of `_sums`, without padding: [*shape, size]."""
     d = d if kernel.parts == 1 else d.sum(0)
     return d if d.shape[-1] == size else d[..., :size].contiguous()

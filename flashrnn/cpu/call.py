@@ -1,6 +1,6 @@
-"""Calls of compiled kernels, whose arguments are one array of numbers and addresses.
+"""Calls of compiled kernels, whose arguments are one array of integers and addresses.
 
-Whatever follows from the sizes of a call is prepared once; a call copies it and adds its addresses.
+What depends only on the sizes of a call is prepared once. A call copies the array and fills in its addresses.
 """
 
 from array import array
@@ -19,16 +19,16 @@ from flashrnn.cpu import build, threads
 from flashrnn.problem import state_dtype
 from flashrnn.products import places, recurrent_only
 
-_WIDE = 128  # units of a head, whose matrices leave the first cache between the steps of one sequence
-_SMALL = 2**19  # multiplications of a call that one thread has done before another one has begun
+_WIDE = 128  # head size from which the matrices do not stay in the L1 cache between the steps of one sequence
+_SMALL = 2**19  # multiplications: one thread computes a smaller call before a second one has started
 
 
-LARGEST_IN_LOOP = 192  # head size; of larger ones d_R, which leaves the caches between steps, is a product after them
-_MOST_FEATURES = 512  # of the input of a layer whose input product the kernel computes
+LARGEST_IN_LOOP = 192  # head size; d_R of larger heads does not stay in the caches, and is a product after the loop
+_MOST_FEATURES = 512  # input features of a layer up to which the kernel computes the input product
 
 
 class Sizes(NamedTuple):
-    """All that decides which kernel runs, and on how many threads."""
+    """What determines the kernel of a call and its number of threads."""
 
     direction: str
     cell: Cell
@@ -37,44 +37,47 @@ class Sizes(NamedTuple):
     heads: int
     head_dim: int
     time_major: bool
-    dtype: torch.dtype  # that h has; the kernels compute in its state dtype
-    threads: int  # that there are
-    features: int = 0  # of the layer's input, if the kernel computes the input product of a layer of one head
+    dtype: torch.dtype  # the dtype of h; the kernels compute in its state dtype
+    threads: int  # available threads
+    features: int = 0  # input features of a layer of one head whose input product the kernel computes, otherwise 0
 
     @property
     def by_rows(self) -> bool:
-        """Whether products are those of kernels/rows.py: of large heads, and where the other would gain less than the
-        copy of R takes that it needs. Of more steps than one their number does not matter, so that sequences can be
-        cut anywhere without a change in any bit."""
+        """Whether kernels/rows.py computes the products.
+
+        It does for large heads, and if the copy of R that kernels/product.py needs would take longer than it saves.
+        This does not depend on the number of steps beyond one, so that a sequence that is cut has the same bits.
+        """
         few = self.steps == 1 or (self.batch == 1 and self.head_dim >= _WIDE)
         return build.is_large(self.head_dim) or (self.direction == "forward" and few)
 
 
 def with_product(sizes: Sizes, features: int) -> Sizes:
-    """Return the sizes of a layer's sequences: with the features of its input if the kernel computes its product too.
+    """Return the sizes of a layer's call, with `features` if the kernel computes the input product too.
 
-    It does where matrices fit the caches: steps then find the inputs of their gates there, which are never stored.
+    It does if the matrices fit the caches. The inputs of the gates are then used from the caches and never stored.
     """
     fits = sizes.heads == 1 and sizes.head_dim <= LARGEST_IN_LOOP and features <= _MOST_FEATURES
     return sizes._replace(features=features) if fits else sizes
 
 
 class Prepared(NamedTuple):
-    """What calls of the same sizes share."""
+    """What calls with the same sizes share."""
 
     sizes: Sizes
     kernel: build.Part
     words: array
-    field: dict[str, int]  # where an argument stands among the words
-    threads: int  # that take part
-    parts: int  # of the batch
-    width: int  # of the sums over rows, see `build.Tile`
+    field: dict[str, int]  # the index of an argument in `words`
+    threads: int  # used threads
+    parts: int  # number of parts of the batch
+    width: int  # see `build.Tile`
     by_rows: bool  # see `Sizes`
-    buffers: int  # numbers that they work on
-    tensors: tuple[Tensor, ...]  # which words point to
+    buffers: int  # elements of the workspaces of all threads
+    tensors: tuple[Tensor, ...]  # tensors whose addresses are in `words`
 
     def run(self, **arguments: Tensor | Sequence[Tensor | None] | None) -> None:
-        """Run with these arguments, by their names in the kernels; several tensors are an array of their addresses."""
+        """Run the kernel. Arguments have the names of the kernels' fields; a sequence of tensors becomes an array of
+        their addresses, in which 0 stands for None."""
         words, arrays = self.words[:], []
         workspace = self._workspace()
         words[self.field["workspace"]] = workspace.data_ptr()
@@ -89,13 +92,14 @@ class Prepared(NamedTuple):
             _spare(self.buffers, state_dtype(self.sizes.dtype)).append(workspace)
 
     def _workspace(self) -> Tensor:
-        """Return numbers that threads set to zero themselves; for a single step, what another one has left, or zeros.
+        """Return the memory that the threads work on.
 
-        PyTorch does not fill them, because a forked process would wait for its threads.
+        Threads clear their part themselves, because PyTorch would use its own threads, for which a forked process waits
+        for ever. A single step does not clear it: it takes the memory of an earlier step, or zeros.
         """
         dtype = state_dtype(self.sizes.dtype)
         if self.sizes.steps == 1:
-            with suppress(IndexError):  # no other thread gets the same
+            with suppress(IndexError):  # `pop` is atomic, so no two threads get the same memory
                 return _spare(self.buffers, dtype).pop()
         workspace = torch.empty(self.buffers, dtype=dtype, device="cpu")
         if self.sizes.steps == 1:
@@ -110,7 +114,7 @@ def _spare(numbers: int, dtype: torch.dtype) -> list[Tensor]:
 
 @lru_cache(maxsize=1024)
 def prepare(sizes: Sizes) -> Prepared:
-    """Return what calls of such sizes share; raises KernelUnavailable."""
+    """Return what calls with these sizes share. Raises KernelUnavailable."""
     direction, cell, B, T, N, D, time_major, dtype, _, features = sizes
     tile, (parts, part) = build.tile(D), _parts(sizes)
     real = state_dtype(dtype)
@@ -157,10 +161,12 @@ def _is_small(sizes: Sizes) -> bool:
 
 
 def _parts(sizes: Sizes) -> tuple[int, int]:
-    """Return how the batch is divided so that the heads' parts keep all threads busy: the number of parts, and the
-    sequences in each but the last."""
+    """Return into how many parts the batch is divided, and the number of sequences in each part but the last.
+
+    The parts of all heads keep all threads busy.
+    """
     if _is_small(sizes):
         return 1, sizes.batch
     size = -(-sizes.batch // (sizes.threads // gcd(sizes.heads, sizes.threads)))
-    size += -size % (4 if sizes.by_rows else 2)  # sequences that are worked on at once
+    size += -size % (4 if sizes.by_rows else 2)  # sequences that a product computes at once
     return -(-sizes.batch // size), size

@@ -1,4 +1,4 @@
-"""One time step on the CPU, again and again on the same memory: the kernel's arguments are prepared once."""
+"""Repeated single steps on the CPU that use the same memory, so that the kernel's arguments are prepared once."""
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ class Step:
 
     Args:
         cell: the cell.
-        R: [Gr, N, D, D], which is copied.
-        b: [G, N, D], which is copied; None: zeros.
+        R: [Gr, N, D, D]; it is copied.
+        b: [G, N, D]; it is copied. None means zeros.
         states: [S, B, N, D], contiguous, in the dtype of R.
     """
 
@@ -24,7 +24,7 @@ class Step:
         self._h = states.new_empty(B, 1, N, D)
         b = R.new_zeros(len(cell.gates), N, D) if b is None else b.to(states.dtype, copy=True)
         self._kernel = prepared("forward", cell, self._h)
-        # A head's states are read before they are written.
+        # The kernel reads a head's states before it writes them.
         self._arguments = {
             "h": self._h,
             "weights": R.clone(memory_format=torch.contiguous_format),
@@ -34,7 +34,7 @@ class Step:
         }
 
     def __call__(self, Wx: Tensor) -> Tensor:
-        """Return h [B, N, D] for Wx [B, Gi, N, D]; the next call writes over it."""
+        """Return h [B, N, D] for Wx [B, Gi, N, D]; the next call overwrites it."""
         if Wx.shape != self._x.shape or Wx.dtype != self._x.dtype:
             raise ValueError(f"Wx is {list(Wx.shape)} in {Wx.dtype}, expected {list(self._x.shape)} in {self._x.dtype}")
         self._kernel.run(x=Wx.contiguous(), **self._arguments)
