@@ -47,7 +47,7 @@ class CpuFused:
         if reason := problem.dtype_reason((torch.bfloat16, torch.float32, torch.float64)):
             return reason
         if problem.dtype == torch.bfloat16 and problem.head_dim > _LARGEST_IN_BFLOAT16:
-            return f"in bfloat16 it supports heads of up to {_LARGEST_IN_BFLOAT16} units; vanilla is faster for larger ones"
+            return f"in bfloat16 it supports heads of up to {_LARGEST_IN_BFLOAT16} units; vanilla is faster beyond that"
         if not _installed():
             return untraceable(problem.cell) or NUMBA_IS_MISSING
         return untraceable(problem.cell)
