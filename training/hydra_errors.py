@@ -68,5 +68,6 @@ def _elsewhere(name: str, node: Container) -> str:
 
 
 def _closest(name: str, names: Iterable[str]) -> str:
-    close = get_close_matches(name, names, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    longer = [known for known in names if known.startswith(f"{name}_")]  # slimpajama: slimpajama_160m, slimpajama_1b
+    close = longer[:3] or get_close_matches(name, names, n=1)
+    return f" (did you mean {' or '.join(close)}?)" if close else ""

@@ -8,30 +8,15 @@ import yaml
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
-INTRODUCTION = """\
-# Configuration
 
-A run is put together by [Hydra](https://hydra.cc) from one option of each group. `GROUP=OPTION` chooses an option,
-`KEY=VALUE` sets a value, and `+KEY=VALUE` adds one that is not there:
-
-    python -m scripts.train experiment=text_tiny model=gru optim.lr=1e-3 trainer.max_steps=500
-
-`python -m scripts.train --help` prints what a command composes. `???` must be given; `null` is nothing; `${...}` is
-taken from the key in the braces. This page is made from the files in `configs/`.
-"""
+def on_page_markdown(markdown, page, config, files):
+    """Append the reference to docs/configuration.md; mkdocs calls this."""
+    return f"{markdown}\n{reference()}" if page.file.src_uri == "configuration.md" else markdown
 
 
-def on_files(files, config):
-    """Add the page configuration.md; mkdocs calls this."""
-    from mkdocs.structure.files import File
-
-    files.append(File.generated(config, "configuration.md", content=page()))
-    return files
-
-
-def page() -> str:
-    """Return the page in Markdown: every file of configs/ with its keys."""
-    parts = [INTRODUCTION]
+def reference() -> str:
+    """Return every file of configs/ with its keys, in Markdown."""
+    parts = []
     for path in sorted(CONFIGS.glob("*.yaml")):
         parts += [f"## {path.name}\n", _file(path, prefix="")]
     for group in sorted(folder for folder in CONFIGS.iterdir() if folder.is_dir()):

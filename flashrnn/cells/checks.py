@@ -178,7 +178,7 @@ class _Unknown(Tensor):
     @classmethod
     def __torch_function__(cls, function, types, arguments=(), options=None):
         if function in _LOOKS_AT_VALUES:
-            raise RuntimeError("it looks at the values of a tensor")
+            raise RuntimeError("it looks at the values of a tensor, which only torch.where may do")
         captured = (x for x in arguments if isinstance(x, Tensor) and not isinstance(x, cls))
         if elsewhere := [x.device for x in captured if x.device.type != "cpu"]:
             raise RuntimeError(

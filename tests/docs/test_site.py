@@ -7,7 +7,8 @@ from functools import cache
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from docs.tools.config_reference import CONFIGS, page
+from docs.tools import config_reference
+from docs.tools.config_reference import CONFIGS
 from tests.docs.pages import PAGES, ROOT
 
 
@@ -31,7 +32,7 @@ def keys(config: DictConfig, above: str = ""):
             yield above + key
 
 
-reference = cache(page)
+reference = cache(config_reference.reference)
 
 
 @pytest.mark.parametrize("file", sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml")))
@@ -40,7 +41,7 @@ def test_configuration_reference_lists_all_keys(file):
     is_global = path.parent == CONFIGS or "@package _global_" in path.read_text()
     prefix = "" if is_global else f"{path.parent.name}."
     title = f"## {file}" if path.parent == CONFIGS else f"### {path.parent.name}={path.stem}"
-    section = reference().partition(f"\n{title}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
+    section = f"\n{reference()}".partition(f"\n{title}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
     config = OmegaConf.load(path)
     config.pop("hydra", None)
     for key in keys(config):

@@ -14,6 +14,7 @@ from training.configuration import check_required, composed
     ("override", "message"),
     [
         ("model=lsmt", r"elman.*transformer.*\(did you mean lstm\?\)"),
+        ("experiment=slimpajama", r"\(did you mean slimpajama_160m or slimpajama_1b\?\)"),
         ("optim.learning_rate=1", r"optim.learning_rate.*\+optim\.learning_rate=1.*: .*\blr, betas"),
         ("lr=1e-3", r"\(did you mean optim\.lr\?\)"),
         ("heads=4", r"\(did you mean model\.num_heads\?\)"),
