@@ -162,7 +162,7 @@ def print_tuning(given: argparse.Namespace) -> int:
     tf32 = tf32_allowed(sizes[-1], device)
     problem = Problem(*sizes, device, training=True, reset=False, tf32=tf32)
     if reason := CudaFused().unsupported_reason(problem):
-        print(f"error: backend cuda_fused does not serve this: {reason}", file=sys.stderr)
+        print(f"error: backend cuda_fused does not support this: {reason}", file=sys.stderr)
         return 1
     for trial in tuning.tune(problem.cell, given.heads, given.head_dim, given.batch, problem.dtype, given.count):
         print(f"{trial.direction:8}  {trial.us:7.3f} µs per step  {trial.tiling}", flush=True)
@@ -217,7 +217,7 @@ def print_self_test(backend: Backend, device: torch.device) -> bool:
 
 
 def print_answers(device: torch.device) -> None:
-    """Print a table of what each backend serves on the device, and below it why it does not serve the rest."""
+    """Print a table of what each backend supports on the device, and the reasons for what it does not support."""
     rows, reasons = [[f"LSTM, training, on {device}", *dispatch.backends()]], {}
     for problem in doctor.typical_problems(device):
         answers = [doctor.answer(backend, problem) for backend in dispatch.BACKENDS]

@@ -140,7 +140,7 @@ def is_faster(problem: Problem, batch: int, backend: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _cycles(problem: Problem, batch: int) -> float | None:
-    """Return the expected clock cycles of a time step of the whole batch; None if `cuda_fused` does not serve it."""
+    """Return the expected clock cycles of a time step of the whole batch; None if `cuda_fused` does not support it."""
     if problem.gpu is None or CudaFused().unsupported_reason(problem) is not None:
         return None
     sizes = problem.cell, problem.heads, problem.head_dim, batch, problem.dtype, problem.gpu

@@ -44,9 +44,9 @@ def known_gpus() -> list[Gpu]:
 
 
 def limits(gpu: Gpu) -> Iterator[Limit]:
-    """Yield the limits of every registered cell that the fused kernels serve, in each of their dtypes."""
-    served = [cell for cell in registered_cells() if untraceable(get_cell(cell)) is None]
-    return (limit(cell, dtype, gpu) for cell in served for dtype in DTYPES)
+    """Yield the limits of every registered cell that the fused kernels support, in each of their dtypes."""
+    cells = [cell for cell in registered_cells() if untraceable(get_cell(cell)) is None]
+    return (limit(cell, dtype, gpu) for cell in cells for dtype in DTYPES)
 
 
 def limit(cell: str, dtype: torch.dtype, gpu: Gpu) -> Limit:

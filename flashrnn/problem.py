@@ -23,7 +23,7 @@ def on_gpu(x: Tensor) -> bool:
 
 
 class Problem(NamedTuple):
-    """Everything that decides whether and how fast a backend serves a call."""
+    """Everything that decides whether a backend supports a call, and how fast it is."""
 
     cell: Cell
     heads: int

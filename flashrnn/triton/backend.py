@@ -92,7 +92,7 @@ def _size_reason(problem: Problem) -> str | None:
     if reason := problem.dtype_reason((torch.bfloat16, torch.float16, torch.float32)):
         return reason
     if problem.head_dim > HEAD_DIM:
-        return f"it serves head sizes up to {HEAD_DIM}, got {problem.head_dim}"
+        return f"it supports head sizes up to {HEAD_DIM}, got {problem.head_dim}"
     cell, size, space = problem.cell, padded(problem.head_dim), shared_memory(problem.gpu)
     if not all(prefetch(direction, cell, problem.head_dim, problem.dtype, space) for direction in problem.directions):
         needed = len(cell.recurrent_gates) * size**2 * problem.dtype.itemsize

@@ -86,7 +86,7 @@ def run(number: int) -> None:
     try:
         (decode if group == DECODING else partial(train, group))(case, dtype, device)
     except pytest.skip.Exception as reason:
-        return print(f"not served: {reason}", flush=True)
+        return print(f"not supported: {reason}", flush=True)
     torch.cuda.synchronize()
 
 

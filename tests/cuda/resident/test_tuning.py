@@ -91,5 +91,5 @@ def test_all_candidates_can_be_stored(direction, gpu):
 def test_command_without_a_gpu_is_an_error(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["tune", "--heads", "12", "--head-dim", "64", "--batch", "16"]) == 1
-    expected = "error: backend cuda_fused does not serve this: it runs on CUDA GPUs, not on cpu\n"
+    expected = "error: backend cuda_fused does not support this: it runs on CUDA GPUs, not on cpu\n"
     assert capsys.readouterr().err == expected

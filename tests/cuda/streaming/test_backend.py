@@ -226,7 +226,7 @@ PROBLEM = Problem(LSTM, 1, 4096, torch.bfloat16, torch.device("cuda"), True, Fal
         ({"device": torch.device("cpu")}, "it runs on CUDA GPUs, not on cpu"),
         ({"dtype": torch.float64}, "it computes in bfloat16, float16 and float32, not in torch.float64"),
     ],
-    ids=["served", "odd float32", "device", "dtype"],
+    ids=["supported", "odd float32", "device", "dtype"],
 )
 def test_reasons_for_unsupported_problems(changes, expected):
     assert Cuda().unsupported_reason(PROBLEM._replace(**changes)) == expected
