@@ -53,10 +53,6 @@ def seconds(case: Case) -> dict:
     torch.autograd.grad(h.sum(), inputs)
     torch.cuda.synchronize()
     end = time.perf_counter()
-    return _row(start, forward, end)
-
-
-def _row(start: float, forward: float, end: float) -> dict:
     return {"forward_s": round(forward - start, 3), "forward+backward_s": round(end - start, 3)}
 
 

@@ -1,7 +1,7 @@
 """Time of one token in a language model that keeps its states, for recurrent models and the Transformer."""
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -55,8 +55,4 @@ def _microseconds(graph: torch.cuda.CUDAGraph) -> float:
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end))
-    return _median_us(times)
-
-
-def _median_us(ms: Sequence[float]) -> float:
-    return 1e3 * statistics.median(ms)
+    return 1e3 * statistics.median(times)

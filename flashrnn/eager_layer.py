@@ -105,7 +105,7 @@ def _layer(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, x, W, s
     sizes = recurrent.num_heads, recurrent.head_dim, dtype, x.device, torch.is_grad_enabled()
     if units := padding(recurrent.backend, recurrent.cell.key, *sizes):
         results = _of_inputs(batch_first, recurrent, dtype, reset, *_wider(units, dtype, *given))
-        return _narrower(recurrent, batch_first, *results)
+        return _narrower(recurrent, *results)
     return _of_inputs(batch_first, recurrent, dtype, reset, *given)
 
 
@@ -119,7 +119,7 @@ def _wider(units: int, dtype: torch.dtype, x, W, R, b, states) -> tuple[Tensor |
     return x, pad(W, (0, 0, 0, units)).flatten(0, 1), pad(as_dtype(R, dtype), (0, units, 0, units)), b, states
 
 
-def _narrower(recurrent: Recurrence, batch_first: bool, out: Tensor, *ends: Tensor) -> tuple[Tensor, ...]:
+def _narrower(recurrent: Recurrence, out: Tensor, *ends: Tensor) -> tuple[Tensor, ...]:
     """Return the results of a layer without the padding of `_wider`."""
     out, *ends = (t.unflatten(-1, (recurrent.num_heads, -1)) for t in (out, *ends))
     return tuple(t.flatten(-2) for t in with_head_size([out, *ends], recurrent.head_dim))

@@ -22,9 +22,8 @@ def jobs(contents: list[dict]) -> dict[Job, dict[str, dict]]:
 
     def quick(rows: dict[str, dict]) -> bool:
         runs = (contents[file]["runs"][run] for file, run in (row["run"] for row in rows.values()))
-        return any(
-            run.get("quick", "--quick" in run["command"]) for run in runs
-        )  # earlier files contain only the command
+        # Earlier files contain only the command.
+        return any(run.get("quick", "--quick" in run["command"]) for run in runs)
 
     found: dict[Job, list[dict[str, dict]]] = {}
     for file, content in enumerate(contents):

@@ -130,9 +130,8 @@ def _draw(contents: list[dict], file: Path) -> None:
         axes.tick_params(labelsize=8)
     for axes in list(panels):  # panels without a run
         axes.set_axis_off()
-    beginnings = [
-        curve.iloc[len(curve) // 10] for curve in curves if len(curve)
-    ]  # earlier losses are outside of the figure
+    # Earlier losses are outside of the figure.
+    beginnings = [curve.iloc[len(curve) // 10] for curve in curves if len(curve)]
     figure.axes[0].set_ylim(top=max(beginnings, default=None))
     figure.supxlabel("optimizer steps", fontsize=9)
     figure.supylabel(f"training loss, mean of {_SMOOTHED} logged", fontsize=9)

@@ -14,9 +14,7 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             is_bias = name == "bias" or (isinstance(module, Recurrence) and name == "b")
-            is_rate = (
-                name == "A_log"
-            )  # a parameter of transformers' MambaMixer; Mamba's own code does not decay it either
+            is_rate = name == "A_log"  # of transformers' MambaMixer; Mamba's own code does not decay it either
             matrix = parameter.ndim >= 2 and not is_bias and not is_rate and not isinstance(module, nn.Embedding)
             (decay if matrix else no_decay).append(parameter)
     return [{"params": decay, "weight_decay": weight_decay}, {"params": no_decay, "weight_decay": 0.0}]

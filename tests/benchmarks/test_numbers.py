@@ -8,7 +8,6 @@ from benchmarks import (
     attention,
     cpu_fused,
     figures,
-    first_call,
     language_model,
     reference_cpu,
     step,
@@ -75,9 +74,6 @@ class TestKernels:
         figure = figures._ratios({JOB: {"ours": {"ms": spread(2)}, "cudnn_fp16": {"ms": spread(8)}}})
         assert figure.axes[0].patches[0].get_width() == 4
 
-    def test_first_training_call_includes_the_forward_pass(self):
-        assert first_call._row(100.0, 101.25, 104.0) == {"forward_s": 1.25, "forward+backward_s": 4}
-
 
 class TestLanguageModels:
     def test_training_step_has_median_and_quantiles(self):
@@ -109,9 +105,6 @@ class TestLanguageModels:
         us = dict(zip(step.MODELS, (200.0, 50.0, 300.0, 100.0), strict=True))
         monkeypatch.setattr(step, "_measure", us.get)
         assert [row["over_transformer"] for row in step.rows()] == [1, 0.25, 1.5, 0.5]
-
-    def test_generation_step_is_the_median_of_replays(self):
-        assert step._median_us([0.5, 9.0, 0.25]) == 500
 
 
 class TestProcessors:

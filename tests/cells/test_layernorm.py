@@ -60,5 +60,5 @@ def test_errors_do_not_grow_over_a_long_sequence():
     cell = get_cell("layernorm_gru")
     inputs = Inputs(*(x.detach() for x in random_inputs(cell, 1, 2000, 1, 8, torch.float32)))
     h, _ = flashrnn(*inputs, function=cell)
-    expected, _ = flashrnn(*(x.double() for x in inputs), function=cell)
+    expected, _ = flashrnn(*(x.double() for x in inputs), function=cell, backend="vanilla")
     assert_close({"h": h}, {"h": expected}, torch.float32)

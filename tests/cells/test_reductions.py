@@ -222,7 +222,7 @@ def test_single_steps_equal_the_whole_sequence(dtype):
 
 def test_layer_can_be_exported_and_compiled():
     torch.compiler.reset()
-    layer, x = FlashRNN(3, 8, num_heads=2, function=NORMALISED_ELMAN), randn(4, 2, 3).float()
+    layer, x = FlashRNN(3, 16, num_heads=2, function=NORMALISED_ELMAN), randn(4, 2, 3).float()
     exported = torch.export.export(layer, (x,)).module()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     with torch.no_grad():

@@ -8,7 +8,15 @@ from flashrnn.cpu import build, registers
 PRODUCT = CFUNCTYPE(None, c_void_p, c_void_p, c_long, c_long, c_void_p, c_long, c_long, c_long)
 
 
-@pytest.fixture(params=[(64, 32), (32, 16), (16, 32), (16, 16)])
+PROCESSORS = ((64, 32), (32, 16), (16, 32), (16, 16))  # bytes of a register, registers
+CASES = [
+    *((processor, torch.float32) for processor in PROCESSORS),
+    *((processor, torch.float64) for processor in (PROCESSORS[0], PROCESSORS[-1])),
+    *(pytest.param(processor, torch.float64, marks=pytest.mark.slow) for processor in PROCESSORS[1:-1]),
+]
+
+
+@pytest.fixture
 def processor(request, monkeypatch):
     """Pretend to have a processor with such vector registers; its code also runs on others, only slower."""
     monkeypatch.setattr(registers, "registers", lambda: registers.Registers(*request.param))
@@ -19,7 +27,7 @@ def processor(request, monkeypatch):
         made.cache_clear()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("processor", "dtype"), CASES, indirect=["processor"])
 def test_products_by_columns(processor, dtype):
     part = build.matrix_product(96, dtype)
     w, bound = torch.randn(21, 96, dtype=dtype), {torch.float32: 1e-5, torch.float64: 1e-13}[dtype]
@@ -30,7 +38,7 @@ def test_products_by_columns(processor, dtype):
         torch.testing.assert_close(out, expected, rtol=bound, atol=10 * bound)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("processor", "dtype"), CASES, indirect=["processor"])
 def test_products_by_rows(processor, dtype):
     part = build.row_product_of(dtype)
     bound = {torch.float32: 1e-5, torch.float64: 1e-13}[dtype]

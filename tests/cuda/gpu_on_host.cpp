@@ -11,7 +11,8 @@ extern "C" const char* __tsan_default_options() { return "atexit_sleep_ms=0"; }
 Thread main_thread, *self = &main_thread;
 static Thread *first_ready, *last_ready;  // of a list
 static Thread* sleeping[256];             // lists by the word that is awaited
-static std::vector<Fiber> idle;           // of threads that are done: to make one takes a millisecond
+static Fiber idle[1 << 14];               // made ahead, or of threads that are done: to make one takes a millisecond
+static int idle_fibers;
 constexpr std::size_t STACK = 1 << 18;
 
 UNSEEN static void make_ready(Thread* one, bool next) {
@@ -50,14 +51,14 @@ UNSEEN static void run() {
   self->done = true, wake(&self->done);
   __tsan_release(self), next_turn();
 }
-static Fiber fiber() {
-  if (idle.empty()) {
-    void* stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return {__tsan_create_fiber(0), stack};
-  }
-  const Fiber last = idle.back();
-  idle.pop_back();
-  return last;
+UNSEEN static void keep(Fiber fiber) { idle[idle_fibers++] = fiber; }
+static void make_fiber() {
+  void* stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  keep({__tsan_create_fiber(0), stack});
+}
+UNSEEN static Fiber fiber() {
+  if (idle_fibers == 0) make_fiber();
+  return idle[--idle_fibers];
 }
 UNSEEN void start(Thread& one, std::function<void()> body) {
   one.body = std::move(body), one.fiber = fiber();
@@ -67,7 +68,7 @@ UNSEEN void start(Thread& one, std::function<void()> body) {
 }
 UNSEEN void join(Thread& one) {
   while (!one.done) sleep_until_woken(&one.done);
-  __tsan_acquire(&one), idle.push_back(one.fiber);
+  __tsan_acquire(&one), keep(one.fiber);
 }
 
 UNSEEN void Barrier::wait(int threads, bool orders_memory) {
@@ -147,8 +148,7 @@ static void launch(void (*kernel)(const i64*), int blocks, int together, int thr
 // The file holds a launch: how many blocks, how many of them together, threads and bytes of shared memory; then buffers, a
 // number and each one's size and bytes; then arguments, a number and for each the buffer (-1: none) and a number, which is
 // the argument or an offset into the buffer. Buffers are written back.
-int launch_from(const char* name, void (*kernel)(const i64* arguments)) {
-  main_thread.fiber.of_sanitizer = __tsan_get_current_fiber();
+static int launch_from(const char* name, void (*kernel)(const i64* arguments)) {
   std::FILE* file = std::fopen(name, "r+b");
   auto number = [&] {
     i64 value = 0;
@@ -170,4 +170,27 @@ int launch_from(const char* name, void (*kernel)(const i64* arguments)) {
   std::rewind(file);
   for (auto& [bytes, size] : buffers) std::fwrite(bytes, 1, size, file), std::free(bytes);
   return std::fclose(file);
+}
+
+// Reads launches (a number of threads, and the paths of a library with a function `kernel` and of a file), and prints the
+// exit status of the process that ran each of them. It is a fork of this process, which has made fibers ahead: the
+// sanitizer clears a megabyte for each. Messages go to <file>.log.
+int main() {
+  constexpr int MOST = 512;  // fibers that are made ahead
+  main_thread.fiber.of_sanitizer = __tsan_get_current_fiber();
+  int threads;
+  char library[4096], file[4096];
+  while (std::scanf(" %d %4095[^\n] %4095[^\n]", &threads, library, file) == 3) {
+    while (idle_fibers < min(threads, MOST)) make_fiber();
+    const pid_t child = _Fork();  // fork() would let the sanitizer look away in the child
+    if (child == 0) {
+      CHECK(std::freopen((std::string(file) + ".log").c_str(), "w", stderr));
+      void* loaded = dlopen(library, RTLD_NOW);
+      if (!loaded) fail(dlerror());
+      std::exit(launch_from(file, reinterpret_cast<void (*)(const i64*)>(dlsym(loaded, "kernel"))));
+    }
+    int status;
+    waitpid(child, &status, 0);
+    std::printf("%d\n", status), std::fflush(stdout);
+  }
 }

@@ -575,5 +575,3 @@ void call(void (*kernel)(A...), const i64* arguments) {
 // Arguments are pointers and numbers, as 64 bits each.
 template <auto KERNEL>
 void call_with(const i64* arguments) { call(KERNEL, arguments); }
-
-int launch_from(const char* name, void (*kernel)(const i64* arguments));

@@ -1,8 +1,9 @@
 """Kernels of GPUs on the processor: the source is compiled as host C++ with gpu_on_host.h.
 
-Each kernel is a program that fails if ThreadSanitizer finds a race.
+Each kernel is a library. A process that loads it and runs a launch fails if ThreadSanitizer finds a race.
 """
 
+import atexit
 import hashlib
 import re
 import shutil
@@ -26,7 +27,7 @@ from flashrnn.cuda.spec import KernelSpec
 from tests.cells.test_cuda import HOST
 
 FOLDER = Path(__file__).parent
-OPTIONS = ("-std=c++20", "-O1", "-g1", "-w", "-fno-strict-aliasing", "-fsanitize=thread", f"-I{FOLDER}")
+OPTIONS = ("-std=c++20", "-O1", "-g1", "-w", "-fPIC", "-fno-strict-aliasing", "-fsanitize=thread", f"-I{FOLDER}")
 LINKER = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()  # takes a third of the time
 AS_MEMBER = "#undef DEVICE\n#define DEVICE inline"  # they are static in HOST
 # Shared memory, and two inline PTX instructions of products.cuh.
@@ -43,45 +44,57 @@ REPLACED_HEADERS = (
 
 
 def compile_for_host(entry: str, prelude: str, header: str, more: str = "") -> Callable[[], Path]:
-    """Return a function that compiles a program for the kernel `entry` of `header` or `more`, and returns its path."""
+    """Return a function that compiles a library with the kernel `entry` of `header` or `more`, and returns its path."""
     scalar, constants = prelude.split("\n", 1)
-    main = f"int main(int, char** names) {{ return launch_from(names[1], call_with<{entry}>); }}"
+    called = f'extern "C" void kernel(const i64* arguments) {{ call_with<{entry}>(arguments); }}'
     kernel = _included(header, set(REPLACED_HEADERS))
     for pattern, replacement in REPLACED.items():
         kernel = re.sub(pattern, replacement, kernel, flags=re.MULTILINE | re.DOTALL)
     constants = re.sub(r'^#include "kernels/.*$', "", constants, flags=re.MULTILINE)  # replaced, too
-    parts = [scalar, '#include "gpu_on_host.h"', AS_MEMBER, HOST, AS_MEMBER, constants, kernel, more, main]
+    parts = [scalar, '#include "gpu_on_host.h"', AS_MEMBER, HOST, AS_MEMBER, constants, kernel, more, called]
     return partial(_compiled, "\n".join(parts))
 
 
 def _compiled(text: str) -> Path:
-    """Return the program of a source, compiled once for all tests."""
-    program = cache_folder() / "on_host" / hashlib.sha256(text.encode()).hexdigest()
-    if not program.exists():
-        program.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=program.parent) as folder:
+    """Return the library of a source, compiled once for all tests."""
+    library = _folder() / hashlib.sha256(text.encode()).hexdigest()
+    if not library.exists():
+        with tempfile.TemporaryDirectory(dir=_folder()) as folder:
             made = Path(folder, "kernel")
             made.with_suffix(".cpp").write_text(text)
-            source = made.with_suffix(".cpp").replace(program.with_suffix(".cpp"))
-            header, gpu = _common(program.parent)
-            _compile(*LINKER, "-include", header, source, gpu, "-o", made)
-            made.replace(program)
-    return program
+            source = made.with_suffix(".cpp").replace(library.with_suffix(".cpp"))
+            _compile("-shared", *LINKER, "-include", _common(_folder())[0], source, "-o", made)
+            made.replace(library)
+    return library
+
+
+def _folder() -> Path:
+    folder = cache_folder() / "on_host"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @cache
 def _common(folder: Path) -> tuple[Path, Path]:
     """Return the header of the standard library, next to its precompiled form, and the compiled gpu_on_host.cpp."""
-    header, gpu = folder / "standard_library.h", folder / "gpu_on_host.o"
+    header, gpu = folder / "standard_library.h", folder / "gpu_on_host"
     if not gpu.exists():
         with tempfile.TemporaryDirectory(dir=folder) as made:
             Path(shutil.copy(FOLDER / header.name, made)).replace(header)
             compiled = f"{header.name}.gch"
             _compile("-x", "c++-header", header, "-o", Path(made, compiled))
             Path(made, compiled).replace(folder / compiled)
-            _compile("-include", header, "-c", FOLDER / "gpu_on_host.cpp", "-o", Path(made, gpu.name))
+            _compile("-rdynamic", "-include", header, FOLDER / "gpu_on_host.cpp", "-ldl", "-o", Path(made, gpu.name))
             Path(made, gpu.name).replace(gpu)
     return header, gpu
+
+
+@cache
+def _running(gpu: Path) -> subprocess.Popen:
+    """Return a process of the compiled gpu_on_host.cpp, which ends with this process."""
+    process = subprocess.Popen([gpu], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(process.communicate)
+    return process
 
 
 def _compile(*arguments: str | Path) -> None:
@@ -102,7 +115,7 @@ def _included(header: str, known: set[str]) -> str:
 class HostKernel:
     """A `LoadedKernel` on the processor. The blocks of a group run concurrently; without groups, all blocks do."""
 
-    program: Callable[[], Path]
+    library: Callable[[], Path]
     parameters: Parameters
     blocks: int | None  # blocks per group
     threads: int
@@ -135,8 +148,9 @@ class HostKernel:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "launch")
             file.write_bytes(b"".join(parts))
-            done = subprocess.run([self.program(), file], capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr[:4000]
+            process = _running(_common(_folder())[1])
+            print(together * self.threads, self.library(), file, sep="\n", file=process.stdin, flush=True)
+            assert process.stdout.readline() == "0\n", Path(f"{file}.log").read_text()[:4000]
             with file.open("rb") as content:
                 for buffer in buffers.values():
                     buffer.numpy()[:] = np.frombuffer(content.read(len(buffer)), dtype=np.uint8)
@@ -145,15 +159,15 @@ class HostKernel:
 @cache
 def loaded_on_host(kernel: DtypeKernel, dtype: torch.dtype, device: int) -> HostKernel:
     """Return a kernel on the processor, in place of `dtype_kernel.loaded`."""
-    program = compile_for_host(f"flashrnn_{kernel.name}", kernel.prelude(dtype), f"kernels/{kernel.name}.cuh")
-    return HostKernel(program, kernel.parameters(dtype), 1, kernel.threads, 0)
+    library = compile_for_host(f"flashrnn_{kernel.name}", kernel.prelude(dtype), f"kernels/{kernel.name}.cuh")
+    return HostKernel(library, kernel.parameters(dtype), 1, kernel.threads, 0)
 
 
 @cache
 def short_gradients_on_host(spec: KernelSpec, device: int) -> HostKernel:
     """Return a kernel on the processor, in place of `short_gradients._kernel`."""
-    program = compile_for_host("flashrnn_short_gradients", prelude(spec), "kernels/short_gradients.cuh")
-    return HostKernel(program, short_gradients(spec), 1, THREADS, SHARED_BYTES)
+    library = compile_for_host("flashrnn_short_gradients", prelude(spec), "kernels/short_gradients.cuh")
+    return HostKernel(library, short_gradients(spec), 1, THREADS, SHARED_BYTES)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

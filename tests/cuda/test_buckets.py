@@ -37,14 +37,14 @@ def _cache(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("solver", "direction", "cell", "heads", "head_dim", "slowest"),
     [
-        (resident.SOLVER, "backward", LSTM, 12, 64, 1.02),
+        pytest.param(resident.SOLVER, "backward", LSTM, 12, 64, 1.02, marks=pytest.mark.slow),
         (resident.SOLVER, "forward", LSTM, 1, 768, 1.02),
-        (resident.SOLVER, "backward", LSTM, 1, 768, 1.02),
-        (resident.SOLVER, "forward", GRU, 3, 256, 1.02),
+        pytest.param(resident.SOLVER, "backward", LSTM, 1, 768, 1.02, marks=pytest.mark.slow),
+        pytest.param(resident.SOLVER, "forward", GRU, 3, 256, 1.02, marks=pytest.mark.slow),
         (resident.SOLVER, "backward", LSTM, 4, 192, 1.02),
         (resident.SOLVER, "forward", LAYERNORM_GRU, 3, 256, SLOWEST),  # compile-time number of sequences
         (resident.SOLVER, "forward", LAYERNORM_GRU, 2, 384, SLOWEST),  # argument: six would be slower
-        (resident.SOLVER, "backward", LAYERNORM_GRU, 2, 384, SLOWEST),
+        pytest.param(resident.SOLVER, "backward", LAYERNORM_GRU, 2, 384, SLOWEST, marks=pytest.mark.slow),
         (streaming.SOLVER, "backward", LSTM, 1, 4096, 1.02),
     ],
     ids=[

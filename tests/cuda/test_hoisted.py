@@ -21,9 +21,9 @@ from tests.tolerances import assert_close
 def on_host(monkeypatch):
     def kernel(direction, parts, heads, head_dim, dtype, bias, device):
         given = parts, direction, heads, head_dim, dtype, bias
-        program = compile_for_host("flashrnn_hoisted", hoisted.prelude(*given), "kernels/hoisted.cuh")
+        library = compile_for_host("flashrnn_hoisted", hoisted.prelude(*given), "kernels/hoisted.cuh")
         threads, shared = hoisted.block(*given[:2], head_dim)
-        return HostKernel(program, parameters.hoisted(*given), 1, threads, shared, at_once=3)
+        return HostKernel(library, parameters.hoisted(*given), 1, threads, shared, at_once=3)
 
     monkeypatch.setattr(hoisted, "_kernel", kernel)
     monkeypatch.setattr(hoisted, "sum_of_partials", lambda partial, dtype: partial.sum(0).to(dtype))

@@ -30,9 +30,9 @@ def on_host(monkeypatch):
         def kernel(spec, device):
             tiling = Tiling.of(spec)
             entry, header = "flashrnn_weight_gradient", "kernels/weight_gradient.cuh"
-            program = compile_for_host(entry, prelude(spec, tiling), header)
+            library = compile_for_host(entry, prelude(spec, tiling), header)
             shape = tiling.blocks, 32 * tiling.warps, tiling.shared_bytes
-            return HostKernel(program, parameters.weight_gradient(spec), *shape), tiling
+            return HostKernel(library, parameters.weight_gradient(spec), *shape), tiling
 
         monkeypatch.setattr(module, "_kernel", kernel)
         monkeypatch.setattr(dtype_kernel, "loaded", loaded_on_host)

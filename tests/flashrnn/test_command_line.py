@@ -128,6 +128,7 @@ def test_doctor_shows_supported_problems_of_a_gpu(capsys, monkeypatch):
 
 def test_limits_print_a_table_or_json(monkeypatch, capsys):
     monkeypatch.setattr(limits, "known_gpus", lambda: [named_gpu("A100")])
+    monkeypatch.setattr(limits, "registered_cells", lambda: ["elman", "lstm"])
     monkeypatch.setattr(limits, "limit", cache(limits.limit))
     assert main(["limits"]) == 0
     table = capsys.readouterr()

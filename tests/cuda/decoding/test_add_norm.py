@@ -17,12 +17,12 @@ def on_host(monkeypatch):
 
     def load_add_norm(heads, head_dim, dtype, device):
         parameters = add_norm.parameters(dtype, heads * head_dim)
-        program = compile_for_host(
+        library = compile_for_host(
             "flashrnn_add_norm",
             add_norm.source(heads, head_dim, dtype),
             "decoding/kernels/add_norm.cuh",
         )
-        return HostKernel(program, parameters, None, 32 * add_norm.WARPS, 0).launch
+        return HostKernel(library, parameters, None, 32 * add_norm.WARPS, 0).launch
 
     monkeypatch.setattr(decoding, "load_add_norm", load_add_norm)
 

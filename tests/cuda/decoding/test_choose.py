@@ -18,9 +18,9 @@ def on_host(monkeypatch):
 
     def load_choose(classes, dtype, device):
         source = choose.source(choose.elements_for(classes), dtype)
-        program = compile_for_host("flashrnn_choose", source, "decoding/kernels/choose.cuh")
+        library = compile_for_host("flashrnn_choose", source, "decoding/kernels/choose.cuh")
         threads, shared = 32 * choose.WARPS, choose.shared_bytes()
-        return HostKernel(program, choose.parameters(dtype), choose.RANKS, threads, shared).launch
+        return HostKernel(library, choose.parameters(dtype), choose.RANKS, threads, shared).launch
 
     monkeypatch.setattr(choose, "RANKS", 2)
     monkeypatch.setattr(choose, "WARPS", 2)

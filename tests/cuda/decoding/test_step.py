@@ -35,8 +35,8 @@ def on_host(monkeypatch):
             layout, parameters = tiling(spec), step.parameters(spec)
             source = step.source(spec, layout)
             header, entry = step.header_and_entry(layout)
-            program = compile_for_host(entry, source, header)
-            kernel = HostKernel(program, parameters, None, THREADS, shared_bytes(spec, layout))
+            library = compile_for_host(entry, source, header)
+            kernel = HostKernel(library, parameters, None, THREADS, shared_bytes(spec, layout))
             return kernel.launch, blocks
 
         monkeypatch.setattr(decoding, "load_step", load_step)

@@ -75,9 +75,9 @@ def on_host(monkeypatch):
         @cache
         def kernel(spec, tiling, device):
             header = "resident/kernels/concurrent_gradient.cuh"
-            program = compile_for_host("with_loop", prelude(spec, tiling), header, LOOP)
+            library = compile_for_host("with_loop", prelude(spec, tiling), header, LOOP)
             with_given = (Parameter("given", "const scalar*", spec.dtype), *parameters.concurrent_gradient(spec))
-            loaded = HostKernel(program, with_given, None, tiling.threads, H100.shared_per_block)
+            loaded = HostKernel(library, with_given, None, tiling.threads, H100.shared_per_block)
 
             def launch(blocks, by_name):
                 loaded.launch(PRODUCERS + blocks, {"given": given, **by_name})

@@ -106,9 +106,9 @@ def between_neighbours(
     }
     thread = re.sub(r"\b[A-Z]+\b", lambda word: of_kind.get(word[0], word[0]), NEIGHBOURS)
     chunk = LAYER_CHUNKS["backward" if backwards else "forward"]
-    program = compile_for_host("between_neighbours", text, f"resident/kernels/{kind}.cuh", thread)
+    library = compile_for_host("between_neighbours", text, f"resident/kernels/{kind}.cuh", thread)
     given = Parameter("given", "const scalar*", torch.bfloat16)
-    return BetweenNeighbours(program, (given, *own), *sizes, input=name, counts=counts, chunk=chunk)
+    return BetweenNeighbours(library, (given, *own), *sizes, input=name, counts=counts, chunk=chunk)
 
 
 @pytest.fixture

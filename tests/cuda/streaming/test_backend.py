@@ -34,9 +34,9 @@ def on_host(monkeypatch, other_backends):
         @cache
         def kernel(spec, device):
             direction, tiling = spec.direction, tilings[spec.direction]
-            program = compile_for_host(f"flashrnn_stream_{direction}", prelude(spec, tiling), header(spec))
+            library = compile_for_host(f"flashrnn_stream_{direction}", prelude(spec, tiling), header(spec))
             shape = None, tiling.threads, shared_bytes(spec, tiling)
-            return HostKernel(program, parameters.streaming(spec), *shape, at_once), tiling
+            return HostKernel(library, parameters.streaming(spec), *shape, at_once), tiling
 
         monkeypatch.setattr(streaming, "_kernel", kernel)
         monkeypatch.setattr(streaming, "device_gpu", lambda index: H100)
