@@ -212,7 +212,7 @@ def _forward(cell: Cell, rows: _Rows, reset, x: Tensor, W: Tensor, R: Tensor, b:
         W = W.contiguous() if kernel.by_rows else columns(W.view(-1, D, W.shape[1]).transpose(1, 2))
         inputs = {"source": x.contiguous(), "W": W}
     else:
-        inputs = {"x": linear(x, W)}
+        inputs = {"x": as_dtype(as_dtype(linear(x, W), dtype), x.dtype)}  # rounded as in a sequence
     kernel.run(
         h=h,
         **inputs,

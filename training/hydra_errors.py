@@ -26,7 +26,8 @@ def message(error: Exception) -> str:
     if isinstance(error, MissingConfigException) and error.options:
         return text + _closest(error.missing_cfg_file.rpartition("/")[2], error.options)
     if isinstance(error, InstantiationException) and isinstance(cause, ImportError):
-        return f"{text}: {_one_line(cause)}"
+        reason = _one_line(cause)
+        return reason if reason in text else f"{text}: {reason}"
     unknown = error if isinstance(error, UNKNOWN_KEY) else cause
     if isinstance(unknown, UNKNOWN_KEY) and unknown.parent_node is not None:
         name, keys = str(unknown.key), [str(key) for key in unknown.parent_node]

@@ -102,6 +102,11 @@ class TrainingModule(LightningModule):
             options |= {"lr": rate} | ({"initial_lr": rate} if "initial_lr" in options else {})
 
     def configure_optimizers(self) -> dict:
+        if not callable(self.optim):
+            raise TypeError(
+                "optim must be a function that makes the optimizer of a model, as functools.partial(adamw, lr=1e-3), "
+                f"got {type(self.optim).__name__}"
+            )
         # A fused optimizer unscales float16 gradients inside its step, which is too late for clipping them.
         options = {"fused": self.trainer.precision != "16-mixed"} | getattr(self.optim, "keywords", {})
         if self.lr is not None:

@@ -55,10 +55,11 @@ class Sizes(NamedTuple):
 def with_product(sizes: Sizes, features: int) -> Sizes:
     """Return the sizes of a layer's call, with `features` if the kernel computes the input product too.
 
-    It does if the matrices fit the caches. The inputs of the gates are then used from the caches and never stored.
+    It does if the matrices fit the caches. The inputs of the gates are then used from the caches and never stored. In
+    half types it does not, because the inputs of the gates are rounded.
     """
     fits = sizes.heads == 1 and sizes.head_dim <= LARGEST_IN_LOOP and features <= _MOST_FEATURES
-    return sizes._replace(features=features) if fits else sizes
+    return sizes._replace(features=features) if fits and sizes.dtype == state_dtype(sizes.dtype) else sizes
 
 
 class Prepared(NamedTuple):

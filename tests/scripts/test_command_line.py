@@ -78,6 +78,7 @@ def test_two_processes_train_like_one(strategy, precision, tolerance, tiny_confi
         ("scripts.train", ["ckpt_path="], "ckpt_path="),
         ("scripts.evaluate", ["data.seed=1"], ": ckpt"),
         ("scripts.evaluate", ["ckpt=nowhere"], "nowhere"),
+        ("scripts.evaluate", ["ckpt=nowhere", "data=s3"], "data=s3: the run has its own data"),
         ("scripts.evaluate", [f"ckpt={__file__}"], __file__),
         ("scripts.export", ["ckpt=nowhere", "out=x", "to=y"], "'to'"),
         ("scripts.generate", ["ckpt=nowhere", "do_sample=no"], "do_sample=no: expected true or false"),

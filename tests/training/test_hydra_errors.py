@@ -1,4 +1,5 @@
 import re
+import sys
 
 import pytest
 from hydra.errors import HydraException, InstantiationException
@@ -67,3 +68,12 @@ def test_type_error_message_is_that_of_the_target_or_its_arguments(options, by_t
         instantiate(options)
     assert isinstance(raised.value.__cause__, TypeError)
     assert hydra_errors.raised_by_target(raised.value) is by_target
+
+
+def test_a_missing_package_is_told_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fla", None)
+    with pytest.raises(InstantiationException) as raised:
+        instantiate({"_target_": "models.mixers.fla.FLAMixer", "d_model": 64, "layer": "GatedDeltaNet"})
+    told = hydra_errors.message(raised.value)
+    assert told.count("pip install") == 1
+    assert told.startswith("mixer ")

@@ -73,6 +73,13 @@ def test_values_are_logged(tmp_path):
     assert float(validated["val/perplexity"]) == pytest.approx(torch.tensor(float(validated["val/loss"])).exp().item())
 
 
+def test_an_optimizer_in_place_of_its_function_is_refused(tmp_path):
+    module = tiny_module()
+    module.optim = torch.optim.SGD(module.parameters())
+    with pytest.raises(TypeError, match=r"optim must be a function .*got SGD"):
+        tiny_trainer(tmp_path).fit(module, loader(batch(0)))
+
+
 def test_gradients_are_clipped(tmp_path):
     norms = []
 
