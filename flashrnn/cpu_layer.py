@@ -21,7 +21,7 @@ from flashrnn._torch_private import (
     onednn_computes,
 )
 from flashrnn.cells import Cell
-from flashrnn.cpu.backend import CpuFused, InputProduct, columns, gradients
+from flashrnn.cpu.backend import CpuFused, InputProduct, gradients, weights
 from flashrnn.cpu.call import Prepared, Sizes, prepare, with_product
 from flashrnn.dispatch import choose
 from flashrnn.eager import as_dtype
@@ -195,7 +195,10 @@ def _kernel(direction: str, cell: Cell, rows: _Rows, R: Tensor, W: Tensor, dtype
 def _prepared(
     direction: str, cell: Cell, rows: _Rows, heads: int, head_dim: int, dtype: torch.dtype, features: int, threads: int
 ) -> Prepared:
-    """Return the kernel for a layer; raises KernelUnavailable."""
+    """Return the kernel for a layer. `prepare` has it cached, too, but its sizes take longer to make than a look-up.
+
+    Raises KernelUnavailable.
+    """
     sizes = Sizes(direction, cell, *rows[:2], heads, head_dim, rows.time_major, dtype, threads)
     return prepare(with_product(sizes, features))
 
@@ -209,14 +212,13 @@ def _forward(cell: Cell, rows: _Rows, reset, x: Tensor, W: Tensor, R: Tensor, b:
     gates = x.new_empty(B * T, len(cell.gates) * N * D) if training else None
     aux = x.new_empty(len(states) - 1, B * T, N * D) if training and T > 1 and len(states) > 1 else None
     if kernel.sizes.features:
-        W = W.contiguous() if kernel.by_rows else columns(W.view(-1, D, W.shape[1]).transpose(1, 2))
-        inputs = {"source": x.contiguous(), "W": W}
+        inputs = {"source": x.contiguous(), "W": weights(kernel.sizes, W.view(-1, D, W.shape[1]))}
     else:
         inputs = {"x": as_dtype(as_dtype(linear(x, W), dtype), x.dtype)}  # rounded as in a sequence
     kernel.run(
         h=h,
         **inputs,
-        weights=R.contiguous() if kernel.by_rows else columns(R.transpose(2, 3)),
+        weights=weights(kernel.sizes, R),
         b=x.new_zeros(len(cell.gates), N, D) if b is None else b.contiguous(),
         reset=None if reset is None else reset.contiguous(),
         initial=states,

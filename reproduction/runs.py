@@ -20,7 +20,7 @@ from benchmarks.results import device_folder, gpu_folder
 from reproduction.result import Options
 from training import checkpoint, config_checks
 from training.command_line import quoted
-from training.configuration import CONFIGS, check_kinds, composed, given_and_usual
+from training.configuration import check_kinds, composed, config_groups, given_and_usual
 from training.provenance import short
 
 OUTPUTS = ROOT / "outputs" / "reproduce"
@@ -102,8 +102,7 @@ def train(runs: Sequence[Run], options: Options) -> None:
 
 def _check_settings(overrides: Sequence[str]) -> None:
     """Raise the errors of scripts.train with these overrides that it raises before it looks at the data."""
-    groups = [folder.name for folder in Path(CONFIGS).iterdir() if folder.is_dir()]
-    check_kinds(*given_and_usual(overrides, groups))
+    check_kinds(*given_and_usual(overrides, config_groups()))
     config_checks.check(composed([*overrides, "run_dir=''"]))
 
 
@@ -158,9 +157,8 @@ def _train(run: Run, overrides: Sequence[str], environment: Mapping[str, str]) -
 
 def failure(folder: Path) -> str:
     """Return the reason why a run has no results."""
-    logs = [
-        log for log in (folder / "train.log", folder / LOG) if log.exists()
-    ]  # of scripts.train, and what it printed
+    # The log of scripts.train, and what it printed.
+    logs = [log for log in (folder / "train.log", folder / LOG) if log.exists()]
     lines = [line for log in logs for line in log.read_text().splitlines()]
     errors = [line for line in lines if "Error" in line or line.startswith("error:")]
     return errors[-1] if errors else "it did not finish"

@@ -9,18 +9,17 @@ perplexity. Results go to a new folder evaluate_<time> in the folder of the run.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from omegaconf import DictConfig
 
 from training.command_line import hydra_command, literal
-from training.configuration import CONFIGS
+from training.configuration import config_groups
 
 
 def arguments(words: Sequence[str]) -> list[str]:
     """Return the arguments for Hydra, with ++ before keys of the run, which evaluate.yaml does not contain."""
     for word in words:
-        if (key := word.partition("=")[0]) and Path(CONFIGS, key).is_dir():
+        if (key := word.partition("=")[0]) in config_groups():
             raise ValueError(f"{word}: the run has its own {key}; single keys of it can be changed, as {key}.KEY=VALUE")
     known = ("-", "+", "~", "ckpt=", "weights=", "hydra.")
     changes = [word if word.startswith(known) or "=" not in word else f"++{word}" for word in words]

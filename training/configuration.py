@@ -83,6 +83,11 @@ def check_kinds(given: Mapping[str, Any], usual: DictConfig) -> None:
             raise ValueError(f"{key}={value}: expected {kind}, such as {str(other).lower()}")
 
 
+def config_groups() -> set[str]:
+    """Return the names of the config groups of this project."""
+    return {folder.name for folder in Path(CONFIGS).iterdir() if folder.is_dir()}
+
+
 def given_and_usual(
     overrides: Sequence[str], groups: Container[str], name: str = "train"
 ) -> tuple[dict[str, Any], DictConfig]:

@@ -28,12 +28,11 @@ def recorded(folder: str, keep: bool) -> Iterator[None]:
 
 
 def _unused(folder: Path) -> bool:
-    """Return whether a folder holds nothing but Hydra's copy of the command and empty logs."""
+    """Return whether a folder, not the working one, holds only Hydra's copy of the command and empty logs."""
     copy = folder / ".hydra"
     others = [path for path in folder.rglob("*") if path != copy and path.parent != copy]
-    return all(path.suffix == ".log" and not path.stat().st_size for path in others) and not Path.cwd().is_relative_to(
-        folder.resolve()
-    )
+    empty = all(path.suffix == ".log" and not path.stat().st_size for path in others)
+    return empty and not Path.cwd().is_relative_to(folder.resolve())
 
 
 def _log(error: Exception) -> None:

@@ -24,7 +24,6 @@ from flashrnn.problem import (
     aux_gradient,
     empty_aux,
     initial_states,
-    state_dtype,
 )
 from flashrnn.products import recurrent_only, weight_gradient_of_states
 from flashrnn.residual import GateFormat, Residual, empty_gates, residual_dtype, saturated
@@ -64,7 +63,7 @@ class CpuFused:
         kernel.run(
             h=h,
             x=x,
-            weights=weights(kernel.sizes, R),
+            weights=weights(kernel.sizes, R.to(states.dtype)),
             b=b.to(states.dtype).contiguous(),
             reset=None if reset is None else in_format(reset, h),
             initial=states.unbind(),
@@ -80,9 +79,7 @@ class CpuFused:
         dtype, initial = h.dtype, initial_states(cell, states, h)
         h, aux, gates = (tensor.to(initial.dtype) for tensor in (h, aux, residual.gates_in("NGD", cell)))
         d_initial = torch.empty_like(initial)
-        others = {"aux": aux, "d_aux": aux_gradient(grads, aux, h.dtype)}
-        if residual.donated and h.shape[2] == 1 and cell.input_gates == cell.gates:
-            others["d_x"] = gates.transpose(2, 3)  # in place of the gates: new memory costs page faults
+        in_place = residual.donated and h.shape[2] == 1 and cell.input_gates == cell.gates
         d_x, d_R, d_b = gradients(
             prepared("backward", cell, h),
             R.to(h.dtype),
@@ -90,10 +87,12 @@ class CpuFused:
             reset=None if reset is None else in_format(reset, h),
             h=h,
             gates=gates,
+            aux=aux,
             d_h=None if grads.h is None else in_format(grads.h.to(h.dtype), h),
-            d_last=None if grads.last is None else grads.last.to(h.dtype).contiguous().unbind(),
+            d_aux=aux_gradient(grads, aux, h.dtype),
+            d_last=[None] * len(cell.states) if grads.last is None else grads.last.to(h.dtype).contiguous().unbind(),
             d_initial=d_initial.unbind(),
-            **others,
+            d_x=gates.transpose(2, 3) if in_place else None,  # new memory would cost page faults
         )
         return Gradients(d_x.to(dtype), d_R.to(R.dtype), d_b, d_initial)
 
@@ -115,7 +114,7 @@ def gradients(
     h: Tensor | None,
     gates: Tensor,
     d_h: Tensor | None,
-    d_last: Sequence[Tensor | None] | None,
+    d_last: Sequence[Tensor | None],
     d_initial: Sequence[Tensor],
     d_x: Tensor | None = None,
     product: InputProduct | None = None,
@@ -135,7 +134,7 @@ def gradients(
         h: [B, T, N, D]; None for a single step with `product`.
         gates: [B, T, N, G, D], from the forward.
         d_h: [B, T, N, D] in the memory format of h, or None.
-        d_last: the gradients of the last states, each like `initial` or None; or None if there are none.
+        d_last: the gradients of the last states, each like `initial` or None.
         d_initial: memory for the gradients of the initial states.
         d_x: memory for the gradient of Wx, [B, T, Gi, N, D] in the memory format of h; None allocates it.
         product: the input product, if the kernel computes its gradients. The gradient of W is then returned instead of
@@ -165,7 +164,7 @@ def gradients(
         d_R=d_R,
         d_b=d_b,
         one=None if by_rows else _one(R.dtype),
-        d_last=d_last or (None,) * len(cell.states),
+        d_last=d_last,
         d_initial=d_initial,
         **of_product,
     )
@@ -201,10 +200,9 @@ def prepared(direction: str, cell: Cell, rows: Tensor) -> Prepared:
     return prepare(Sizes(direction, cell, B, T, N, D, is_time_major(rows), rows.dtype, torch.get_num_threads()))
 
 
-def weights(sizes: Sizes, R: Tensor) -> Tensor:
-    """Return R in the memory format of the forward kernel for these sizes."""
-    R = R.to(state_dtype(R.dtype))
-    return R.contiguous() if sizes.by_rows else columns(R.transpose(2, 3))
+def weights(sizes: Sizes, matrices: Tensor) -> Tensor:
+    """Return [..., D, inputs], which R is, in the memory format of the forward kernel for these sizes."""
+    return matrices.contiguous() if sizes.by_rows else columns(matrices.transpose(-2, -1))
 
 
 def columns(x: Tensor) -> Tensor:
