@@ -254,7 +254,8 @@ class Packed(SideBySide):
 
     def __init__(self, x: PackedSequence, initial: bool, reset: Tensor | None):
         B, sizes = int(x.batch_sizes[0]), x.batch_sizes
-        lengths = (sizes > torch.arange(B)[:, None]).sum(1).tolist()
+        shorter = torch.bincount(sizes, minlength=B + 1).cumsum(0)  # steps with at most 0, 1, ... sequences
+        lengths = (len(sizes) - shorter[:B]).tolist()
         time, sequence = _numbered(sizes, len(x.data), x.data.device)
         if reset is not None and x.sorted_indices is not None:
             reset = reset[x.sorted_indices]
