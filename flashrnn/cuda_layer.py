@@ -241,7 +241,7 @@ def _launched(
 
 def _each(last: Tensor) -> tuple[Tensor, ...]:
     """Return the states [S, B, H] as tensors [1, B, H] that are not views, which cannot always be changed in place."""
-    return last.unsafe_chunk(last.shape[0])
+    return (last,) if last.shape[0] == 1 else last.unsafe_chunk(last.shape[0])
 
 
 class _Layers(torch.autograd.Function):
