@@ -3,7 +3,7 @@ kernels.
 
 The solvers find a tiling for one batch size; asked for every size, they return up to thirteen different kernels. Of
 these, the FEW are selected whose largest estimated slowdown over the fastest kernel is smallest. If it exceeds SLOWEST,
-kernels with `KernelSpec.any_sequences` are considered as well.
+kernels with `KernelSpec.any_sequences` are considered as well, and the sum of all slowdowns is made small too.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 from pathlib import Path
 
 from flashrnn.cache import cache_folder, store
@@ -20,6 +21,7 @@ from flashrnn.cuda.spec import KernelSpec
 FEW = 6  # kernels per direction for all batch sizes up to LARGEST
 LARGEST = 512
 SLOWEST = 1.06
+_MORE = 0.01  # by which the largest slowdown may grow if the sum of all falls
 _SOLVED = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 60, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 _JUDGED = (*range(1, 65), *range(66, 257, 2), *range(264, LARGEST + 1, 8))  # sizes in between have the larger's bucket
 
@@ -101,10 +103,12 @@ def _read(file: Path) -> Ranges | None:
 def find(spec: KernelSpec, solver: Solver) -> Ranges:
     """Return the ranges for a spec; its batch size is ignored."""
     cycles = _estimates(spec, solver, any_sequences=False)
-    slowdown, taken = _best_few(cycles)
-    if slowdown > SLOWEST:
+    slowest, taken = _best_few(_slowdowns(cycles))
+    if slowest > SLOWEST:
         cycles |= _estimates(spec, solver, any_sequences=True)
-        _, taken = _best_few(cycles)
+        slowdowns = _slowdowns(cycles)
+        slowest, taken = _best_few(slowdowns)
+        taken = _with_smaller_sum(taken, slowdowns, slowest + _MORE)
     serving = [min(taken, key=lambda one: cycles[one][i]) for i in range(len(_JUDGED))]
     starts = [1, *(before + 1 for before in _JUDGED[:-1])]
     return tuple((starts[i], one) for i, one in enumerate(serving) if i == 0 or one != serving[i - 1])
@@ -122,20 +126,40 @@ def _estimates(spec: KernelSpec, solver: Solver, any_sequences: bool) -> dict[Ke
     return {kernel: estimates for estimates, kernel in found.items()}
 
 
-def _best_few(cycles: dict[Kernel, tuple[float, ...]]) -> tuple[float, list[Kernel]]:
-    """Return the smallest slowdown that at most FEW kernels can guarantee at every batch size, and these kernels."""
+def _slowdowns(cycles: dict[Kernel, tuple[float, ...]]) -> dict[Kernel, list[float]]:
+    """Return each kernel's estimated slowdowns over the fastest kernel, at all batch sizes."""
     fastest = [min(column) for column in zip(*cycles.values(), strict=True)]
-    ratios = {one: [a / b for a, b in zip(row, fastest, strict=True)] for one, row in cycles.items()}
+    return {one: [a / b for a, b in zip(row, fastest, strict=True)] for one, row in cycles.items()}
 
-    def within(slowdown: float) -> list[Kernel] | None:
-        """Return at most FEW kernels whose slowdowns at all batch sizes are at most `slowdown`; None if there are
+
+def _best_few(slowdowns: dict[Kernel, list[float]]) -> tuple[float, list[Kernel]]:
+    """Return the smallest slowdown that at most FEW kernels can guarantee at every batch size, and these kernels."""
+
+    def within(slowest: float) -> list[Kernel] | None:
+        """Return at most FEW kernels whose slowdowns at all batch sizes are at most `slowest`; None if there are
         none."""
-        serves = {one: sum(1 << i for i, ratio in enumerate(row) if ratio <= slowdown) for one, row in ratios.items()}
+        serves = {one: sum(1 << i for i, by in enumerate(row) if by <= slowest) for one, row in slowdowns.items()}
         return _cover(serves, (1 << len(_JUDGED)) - 1, FEW)
 
-    allowed = sorted({ratio for row in ratios.values() for ratio in row})
-    slowdown = allowed[bisect_left(allowed, True, key=lambda slowdown: within(slowdown) is not None)]
-    return slowdown, within(slowdown)
+    allowed = sorted({by for row in slowdowns.values() for by in row})
+    slowest = allowed[bisect_left(allowed, True, key=lambda slowest: within(slowest) is not None)]
+    return slowest, within(slowest)
+
+
+def _with_smaller_sum(taken: list[Kernel], slowdowns: dict[Kernel, list[float]], slowest: float) -> list[Kernel]:
+    """Exchange one kernel at a time for another, as long as this reduces the sum of slowdowns over all batch sizes and
+    none exceeds `slowest`."""
+
+    def total(kernels: list[Kernel]) -> float:
+        served = [min(column) for column in zip(*(slowdowns[one] for one in kernels), strict=True)]
+        return sum(served) if max(served) <= slowest else inf
+
+    while True:
+        others = [[*taken[:i], one, *taken[i + 1 :]] for i in range(len(taken)) for one in slowdowns]
+        best = min(others, key=total)
+        if total(best) >= total(taken):
+            return taken
+        taken = best
 
 
 def _cover(serves: dict[Kernel, int], missing: int, most: int) -> list[Kernel] | None:

@@ -38,7 +38,7 @@ class KernelSpec:
     gpu: Gpu
     variant: Variant = Variant()
     steps: int = 0  # typical number of steps of a short sequence (see SHORT); 0: not short
-    any_sequences: bool = False  # for steps that reduce over units: see resident.tiling.Tiling
+    any_sequences: bool = False  # prefer tilings with `Tiling.any_sequences`: see resident.tiling
     layers: int = 1  # concurrent layers of a network, each with its own kernel
     product_blocks: int = 0  # with several layers: blocks of the kernel that computes an input product
 

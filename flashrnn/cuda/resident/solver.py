@@ -177,7 +177,7 @@ def _spread_columns(
     """Return the unknown whose value is `resources.spread` of the tiling."""
     spread = p.variable(_SPREAD, [0, 1], "whether every second column alone is used")
     allowed, otherwise = blocks == 1, blocks > 1
-    if resources.spreads_clusters(spec):
+    if resources.spreads_clusters(spec) and not spec.any_sequences:
         allowed, otherwise = allowed | (k_slices == 1), otherwise & (k_slices > 1)
     p.add("every second column", (spread == 0) | ((batch_tiles == 1) & (sequences == 4) & allowed))
     p.add("all columns", (spread == 1) | (batch_tiles == 2) | (sequences < 4) | (sequences > 4) | otherwise)
