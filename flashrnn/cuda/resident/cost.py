@@ -29,6 +29,8 @@ _ALONE = (90, 235)  # tenths: a tile of R by one or two tiles of sequences, for 
 _READ = 39  # tenths: a warp reads 16 bytes per lane from shared memory
 _BOTH = 7  # tenths of the shorter of products and reads, which overlap only in part
 _WARP = {"forward": 244, "backward": 239}  # instructions of a warp in a step, without those of its cells
+_WARP_OF_ONE_GATE = {"forward": 244, "backward": 150}  # the same, of cells with one gate
+_AVERAGE = 7  # eighths that the average number of a scheduler's warps counts if cells have one gate, otherwise none
 _CELL = {"forward": 61, "backward": 170}  # the element-wise step of one cell per lane
 _CROWDED = 150  # backward of several blocks: each cell of a lane beyond four, if cells have several states
 _OPERATION = 4  # one more operation in the step of a cell, if one block holds the head
@@ -109,12 +111,14 @@ def _product_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
 
 def _cell_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     """Return the cycles of the element-wise step of a scheduler's warps."""
-    direction = spec.direction
-    of_scheduler = ceil_div(_cell_warps(spec, tiling), 4)
+    direction, warps = spec.direction, _cell_warps(spec, tiling)
+    of_scheduler = ceil_div(warps, 4)
     operation = _OPERATION + _several(spec, tiling) * (_OPERATION_OF_SEVERAL - _OPERATION)
-    cells = _WARP[direction] + cells_of_lane(spec, tiling) * (
+    cells = (_WARP_OF_ONE_GATE if _has_one_gate(spec) else _WARP)[direction] + cells_of_lane(spec, tiling) * (
         _CELL[direction] + operation * more_operations(spec.cell, direction)
     )
+    if _has_one_gate(spec):
+        return ((8 - _AVERAGE) * 4 * of_scheduler + _AVERAGE * warps) * cells // 32
     if trace(spec.cell).reduces:  # while a warp waits for reductions, others run
         return (8 + _NEXT_WARP * (of_scheduler - 1)) * cells // 8
     if direction == "backward" and not tiling.grid and len(spec.cell.states) > 1:

@@ -230,7 +230,8 @@ def spreads_clusters(spec: KernelSpec) -> bool:
 
     In float32, where R does not fit into the registers of so few warps, they were slower.
     """
-    return spec.direction == "forward" and spec.dtype.itemsize == 2 and not trace(spec.cell).reduces
+    half = spec.dtype.itemsize == 2
+    return spec.direction == "forward" and half and len(spec.cell.gates) > 1 and not trace(spec.cell).reduces
 
 
 def dense(spec: KernelSpec, tiling: Tiling) -> Operand:
