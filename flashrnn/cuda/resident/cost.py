@@ -2,6 +2,7 @@
 below."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from flashrnn.cells.printers.cuda import exchanges
 from flashrnn.cells.trace import trace
@@ -23,30 +24,21 @@ from flashrnn.cuda.resident.tiling import (
 )
 from flashrnn.cuda.spec import KernelSpec
 
-# Clock cycles, fitted to the measured times of tilings of an LSTM in bfloat16 on an H200 (docs/dev/log.md).
+# Clock cycles, fitted to the measured times of tilings of an LSTM and of an Elman network in bfloat16 on H200s
+# (docs/dev/log.md).
 _MMA = 48  # tenths: one 16x8x16 product on one of the four tensor cores of an SM
 _ALONE = (90, 235)  # tenths: a tile of R by one or two tiles of sequences, for a warp that is alone on its scheduler
 _READ = 39  # tenths: a warp reads 16 bytes per lane from shared memory
 _BOTH = 7  # tenths of the shorter of products and reads, which overlap only in part
-_WARP = {"forward": 244, "backward": 239}  # instructions of a warp in a step, without those of its cells
-_WARP_OF_ONE_GATE = {"forward": 244, "backward": 150}  # the same, of cells with one gate
-_AVERAGE = 7  # eighths that the average number of a scheduler's warps counts if cells have one gate, otherwise none
-_CELL = {"forward": 61, "backward": 170}  # the element-wise step of one cell per lane
 _CROWDED = 150  # backward of several blocks: each cell of a lane beyond four, if cells have several states
 _OPERATION = 4  # one more operation in the step of a cell, if one block holds the head
 _OPERATION_OF_SEVERAL = 2  # if several blocks do
 _REDUCTION = 200  # a reduction over the units of a block
 _REDUCTION_OF_BLOCKS = {False: 600, True: 2300}  # and over those of the blocks of a cluster, or of a grid
 _NEXT_WARP = 5  # eighths of its time that a further warp of a scheduler takes for cells whose step reduces over units
-_SECOND_TILE = {False: 59, True: 220}  # a second batch tile, besides its work; by whether cells have one gate
 # Eighths of its time that a second block on a multiprocessor takes, by whether steps reduce. If they do not, blocks
 # whose lanes have half as many cells (SPREAD) take all of it.
 _SECOND_BLOCK = {False: 5, True: 4}
-_REDUCE = 114  # reducing the slice-K sums of a tile, per warp; hidden by the exchange of a grid
-_SINGLE = 100  # a lane of a cluster with one cell, whose memory accesses are half as wide as those of a pair
-_EXCHANGE = {"forward": 86, "backward": 193}  # sending the results of a step between the blocks of a cluster
-_EXCHANGE_UNIT = {"forward": 127, "backward": 131}  # hundredths, per unit and eight sequences
-_RANK = 9  # receiving from one more block of the cluster
 _GRID_EXCHANGE = {"forward": 3020, "backward": 1450}  # the same exchange through L2
 _GRID_EXCHANGE_UNIT = {"forward": 66, "backward": 182}  # hundredths, per unit and eight sequences
 _POLL = 450  # a warp polls the results of eight other blocks
@@ -54,6 +46,30 @@ _GRADIENT = 36  # multiprocessors for d_R, if it overlaps with the backward's lo
 _AFTER = 350  # cost of d_R if a loop of one wave leaves no multiprocessors for it
 _SPILLED = 20  # per register that spills
 _LOAD = 300  # before the loop: a warp of several blocks loads a fragment of R
+
+
+class _Rates(NamedTuple):
+    """Rates that depend on the direction, and on whether cells have one gate. Clock cycles unless said."""
+
+    warp: int  # instructions of a warp in a step, without those of its cells
+    cell: int  # the element-wise step of one cell per lane
+    average: int  # eighths that the average number of a scheduler's warps counts, in place of the largest
+    second_tile: int  # a second batch tile, besides its work
+    exchange: int  # sending the results of a step between the blocks of a cluster
+    exchange_unit: int  # hundredths, per unit and eight sequences
+    rank: int  # receiving from one more block of the cluster
+    slices: int  # forward: reducing the slice-K sums of a tile, per warp; hidden by the exchange of a grid
+    single: int  # forward: a lane of a cluster with one cell, whose memory accesses are half as wide as those of a pair
+
+
+_RATES = {
+    "forward": _Rates(244, 61, 0, 59, 86, 127, 0, 114, 100),
+    "backward": _Rates(239, 170, 0, 59, 193, 131, 9, 0, 0),
+}
+_RATES_OF_ONE_GATE = {
+    "forward": _Rates(100, 40, 7, 220, 150, 90, 0, 40, 150),
+    "backward": _Rates(100, 100, 7, 100, 300, 60, 15, 0, 0),
+}
 
 
 def eighths(spec: KernelSpec, tiling: Tiling, at_once: Mapping[int, int], batch: Operand) -> Expression:
@@ -87,9 +103,9 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     step += _grid_cycles(direction, tiling) if tiling.grid else _cluster_cycles(spec, tiling)
     step += _reduction_cycles(spec, tiling)
     if direction == "forward" and not tiling.grid:
-        step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * _REDUCE
+        step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * _rates(spec).slices
         if not exchanges(spec.cell, direction):
-            step += several * maximum(2 - cells_of_lane(spec, tiling), 0) * _SINGLE
+            step += several * maximum(2 - cells_of_lane(spec, tiling), 0) * _rates(spec).single
     if spec.steps:  # the prologue of one block takes about as long with more fragments
         step += several * splits(spec) * tiles * _LOAD // spec.steps
     if trace(spec.cell).reduces:
@@ -111,19 +127,20 @@ def _product_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
 
 def _cell_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     """Return the cycles of the element-wise step of a scheduler's warps."""
-    direction, warps = spec.direction, _cell_warps(spec, tiling)
+    direction, warps, rates = spec.direction, _cell_warps(spec, tiling), _rates(spec)
     of_scheduler = ceil_div(warps, 4)
     operation = _OPERATION + _several(spec, tiling) * (_OPERATION_OF_SEVERAL - _OPERATION)
-    cells = (_WARP_OF_ONE_GATE if _has_one_gate(spec) else _WARP)[direction] + cells_of_lane(spec, tiling) * (
-        _CELL[direction] + operation * more_operations(spec.cell, direction)
-    )
-    if _has_one_gate(spec):
-        return ((8 - _AVERAGE) * 4 * of_scheduler + _AVERAGE * warps) * cells // 32
+    of_cell = rates.cell + operation * more_operations(spec.cell, direction)
+    cells = rates.warp + cells_of_lane(spec, tiling) * of_cell
     if trace(spec.cell).reduces:  # while a warp waits for reductions, others run
         return (8 + _NEXT_WARP * (of_scheduler - 1)) * cells // 8
     if direction == "backward" and not tiling.grid and len(spec.cell.states) > 1:
         cells += _several(spec, tiling) * maximum(cells_of_lane(spec, tiling) - 4, 0) * _CROWDED
-    return of_scheduler * cells
+    return ((8 - rates.average) * 4 * of_scheduler + rates.average * maximum(warps, 4)) * cells // 32
+
+
+def _rates(spec: KernelSpec) -> _Rates:
+    return (_RATES_OF_ONE_GATE if _has_one_gate(spec) else _RATES)[spec.direction]
 
 
 def _has_one_gate(spec: KernelSpec) -> bool:
@@ -154,12 +171,10 @@ def _grid_cycles(direction: str, tiling: Tiling) -> Expression:
 
 def _cluster_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     """Return the cycles of a step's exchange between the blocks of a cluster, and of a second batch tile."""
-    direction, batch_tiles = spec.direction, tiling.batch_tiles
-    exchange = _EXCHANGE_UNIT[direction] * tiling.padded * tiling.sequences // (800 * batch_tiles)
-    exchange += _EXCHANGE[direction]
-    if direction == "backward":
-        exchange += _RANK * tiling.blocks
-    return _SECOND_TILE[_has_one_gate(spec)] * (batch_tiles - 1) + _several(spec, tiling) * exchange
+    rates, batch_tiles = _rates(spec), tiling.batch_tiles
+    exchange = rates.exchange_unit * tiling.padded * tiling.sequences // (800 * batch_tiles)
+    exchange += rates.exchange + rates.rank * tiling.blocks
+    return rates.second_tile * (batch_tiles - 1) + _several(spec, tiling) * exchange
 
 
 def _several(spec: KernelSpec, tiling: Tiling) -> Expression | int:

@@ -32,10 +32,11 @@ def compile_best(spec: KernelSpec) -> tuple[Binary, Tiling]:
 
 @cache
 def _compile_bucket(spec: KernelSpec) -> tuple[Binary, Tiling]:
-    """Return the first kernel by estimate that spills little or, of the first _ATTEMPTS, the one that spills least."""
+    """Return the best kernel by estimate, with so much less of R in registers that it spills little or, after
+    _ATTEMPTS, the one of these that spills least."""
     tried: list[tuple[Binary, Tiling]] = []
     for choice in solver.tilings(spec):
-        if any(_needs_as_many_registers(choice, other) for _, other in tried):
+        if tried and not _has_less_in_registers(choice, tried[-1][1]):
             continue
         tried.append((compile_tiling(spec, choice), choice))
         in_loop = 4 * tiling.spillable(spec, choice.grid)
@@ -53,7 +54,7 @@ def compile_tiling(spec: KernelSpec, choice: Tiling) -> Binary:
     return build(source, header, entry, spec.gpu.arch, str(spec))
 
 
-def _needs_as_many_registers(choice: Tiling, other: Tiling) -> bool:
-    """Return whether `choice` differs from `other` only in its stages or in having more of R in registers."""
+def _has_less_in_registers(choice: Tiling, other: Tiling) -> bool:
+    """Return whether `choice` differs from `other` only in its stages and in having less of R in registers."""
     same = replace(choice, stages=other.stages, register_fragments=other.register_fragments) == other
-    return same and choice.register_fragments >= other.register_fragments
+    return same and choice.register_fragments < other.register_fragments
