@@ -1,8 +1,10 @@
-"""From a spec to a compiled kernel: tilings are compiled in the order of their estimates until one spills little."""
+"""From a spec to a compiled kernel: the best tiling by estimate or, if it spills, one that needs fewer registers."""
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.build import Binary, build
@@ -14,6 +16,7 @@ from flashrnn.cuda.spec import KernelSpec
 
 logger = logging.getLogger("flashrnn")
 
+_CONSIDERED = 2000  # solutions, many of which are equivalent
 _ATTEMPTS = 6  # tilings to compile before the one that spills least is used
 SPILLED = 168  # bytes per thread that may spill: so few spill before the time loop, more might in it
 
@@ -32,11 +35,10 @@ def compile_best(spec: KernelSpec) -> tuple[Binary, Tiling]:
 
 @cache
 def _compile_bucket(spec: KernelSpec) -> tuple[Binary, Tiling]:
-    """Return the best kernel by estimate, with so much less of R in registers that it spills little or, after
-    _ATTEMPTS, the one of these that spills least."""
+    """Return the first of `_candidates` that spills little or, of the first _ATTEMPTS, the one that spills least."""
     tried: list[tuple[Binary, Tiling]] = []
-    for choice in solver.tilings(spec):
-        if tried and not _has_less_in_registers(choice, tried[-1][1]):
+    for choice in _candidates(spec):
+        if any(_needs_as_many_registers(choice, other) for _, other in tried):
             continue
         tried.append((compile_tiling(spec, choice), choice))
         in_loop = 4 * tiling.spillable(spec, choice.grid)
@@ -47,6 +49,16 @@ def _compile_bucket(spec: KernelSpec) -> tuple[Binary, Tiling]:
     return binary, choice
 
 
+def _candidates(spec: KernelSpec) -> Iterator[Tiling]:
+    """Yield the best tiling by estimate, the same with less of R in registers, and the others."""
+    found = solver.tilings(spec)
+    best = next(found)
+    yield best
+    others = list(islice(found, _CONSIDERED))
+    yield from (one for one in others if _same_blocks(one, best))
+    yield from others
+
+
 def compile_tiling(spec: KernelSpec, choice: Tiling) -> Binary:
     """Return the kernel with this tiling."""
     source = prelude(spec, choice, tiling.shared_bytes(spec, choice))
@@ -54,7 +66,11 @@ def compile_tiling(spec: KernelSpec, choice: Tiling) -> Binary:
     return build(source, header, entry, spec.gpu.arch, str(spec))
 
 
-def _has_less_in_registers(choice: Tiling, other: Tiling) -> bool:
-    """Return whether `choice` differs from `other` only in its stages and in having less of R in registers."""
-    same = replace(choice, stages=other.stages, register_fragments=other.register_fragments) == other
-    return same and choice.register_fragments < other.register_fragments
+def _needs_as_many_registers(choice: Tiling, other: Tiling) -> bool:
+    """Return whether `choice` differs from `other` only in its stages or in having more of R in registers."""
+    return _same_blocks(choice, other) and choice.register_fragments >= other.register_fragments
+
+
+def _same_blocks(one: Tiling, other: Tiling) -> bool:
+    """Return whether tilings differ at most in their stages and in how much of R is in registers."""
+    return replace(one, stages=other.stages, register_fragments=other.register_fragments) == other

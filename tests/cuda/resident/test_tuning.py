@@ -62,7 +62,7 @@ def test_corrupt_file_is_ignored(tmp_path, content):
 @pytest.mark.parametrize(
     "change",
     [
-        {"blocks": 1},  # covers only half of the units
+        {"blocks": 1, "unit_tiles": 1},  # covers 16 of the units
         {"unit_tiles": 0},
         {"register_fragments": 400},
         {"sequences": 3},
