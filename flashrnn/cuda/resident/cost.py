@@ -49,7 +49,8 @@ _LOAD = 300  # before the loop: a warp of several blocks loads a fragment of R
 
 
 class _Rates(NamedTuple):
-    """Rates that depend on the direction, and on whether cells have one gate. Clock cycles unless said."""
+    """Rates that depend on the direction, and for half types on whether cells have one gate. Clock cycles unless
+    said."""
 
     warp: int  # instructions of a warp in a step, without those of its cells
     cell: int  # the element-wise step of one cell per lane
@@ -68,7 +69,7 @@ _RATES = {
 }
 _RATES_OF_ONE_GATE = {
     "forward": _Rates(100, 40, 7, 220, 150, 90, 0, 40, 150),
-    "backward": _Rates(100, 100, 7, 100, 300, 60, 15, 0, 0),
+    "backward": _Rates(100, 100, 7, 50, 300, 60, 15, 0, 0),
 }
 
 
@@ -140,7 +141,11 @@ def _cell_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
 
 
 def _rates(spec: KernelSpec) -> _Rates:
-    return (_RATES_OF_ONE_GATE if _has_one_gate(spec) else _RATES)[spec.direction]
+    if not _has_one_gate(spec):
+        return _RATES[spec.direction]
+    if spec.dtype.itemsize == 2:
+        return _RATES_OF_ONE_GATE[spec.direction]
+    return _RATES[spec.direction]._replace(second_tile=_RATES_OF_ONE_GATE["forward"].second_tile)
 
 
 def _has_one_gate(spec: KernelSpec) -> bool:
