@@ -17,6 +17,7 @@ from flashrnn.cuda.spec import KernelSpec
 logger = logging.getLogger("flashrnn")
 
 _CONSIDERED = 2000  # solutions, many of which are equivalent
+_LESS = 2  # attempts with less of R in registers, before other tilings
 _ATTEMPTS = 6  # tilings to compile before the one that spills least is used
 SPILLED = 168  # bytes per thread that may spill: so few spill before the time loop, more might in it
 
@@ -50,12 +51,14 @@ def _compile_bucket(spec: KernelSpec) -> tuple[Binary, Tiling]:
 
 
 def _candidates(spec: KernelSpec) -> Iterator[Tiling]:
-    """Yield the best tiling by estimate, the same with less of R in registers, and the others."""
+    """Yield the best tiling by estimate, the same with a little less of R in registers, and the others."""
     found = solver.tilings(spec)
     best = next(found)
     yield best
     others = list(islice(found, _CONSIDERED))
-    yield from (one for one in others if _same_blocks(one, best))
+    less = {one.register_fragments: one for one in reversed(others) if _same_blocks(one, best)}
+    fewer = sorted((fragments for fragments in less if fragments < best.register_fragments), reverse=True)
+    yield from (less[fragments] for fragments in fewer[:_LESS])
     yield from others
 
 
