@@ -1,6 +1,6 @@
 // Pads or truncates the rows of several tensors in one launch; bound by memory bandwidth.
 #pragma once
-#include "kernels/common.cuh"
+#include "kernels/memory.cuh"
 
 constexpr int IN_VECTOR = 8;  // 16-bit elements in a vector of 16 bytes
 
@@ -98,6 +98,10 @@ flashrnn_resize_rows(PARAMETERS) {
   for (int i = 1; i < sizeof(tensors) / sizeof(Resize); i++) {
     if (!found) block -= job.blocks, job = tensors[i], found = block < job.blocks;
   }
+#if __CUDA_ARCH__ >= 900  // a programmatic dependent launch: the previous kernel may still access the tensors
+  wait_for_primary();
+  asm_fence(job.x);  // no load moves to before that
+#endif
   const int of_groups = job.blocks_of_groups();
   if (block < of_groups) return resize_groups(job, block * BLOCK_THREADS + threadIdx.x);
   resize_elements(job, (job.groups * job.to + i64(block - of_groups) * BLOCK_THREADS + threadIdx.x) * IN_VECTOR);
