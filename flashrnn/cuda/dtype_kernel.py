@@ -20,11 +20,13 @@ class DtypeKernel:
     Args:
         threads: threads per block; BLOCK_THREADS in the header.
         parameters: returns the kernel's parameters for a dtype.
+        dependent: launch it as a programmatic dependent, on GPUs with such launches; see `LoadedKernel`.
     """
 
     name: str
     threads: int
     parameters: Callable[[torch.dtype], Parameters]
+    dependent: bool = False
 
     def launch(self, threads: int, arguments: Mapping[str, Argument], dtype: torch.dtype, device: int) -> None:
         """Launch as many blocks as provide at least this number of threads."""
@@ -43,5 +45,6 @@ class DtypeKernel:
 @cache
 def loaded(kernel: DtypeKernel, dtype: torch.dtype, device: int) -> LoadedKernel:
     """Return the kernel, loaded on a GPU."""
-    binary = kernel.compile(dtype, device_gpu(device))
-    return load(binary, kernel.parameters(dtype), device, kernel.threads, 0, 1, False)
+    gpu = device_gpu(device)
+    binary, dependent = kernel.compile(dtype, gpu), kernel.dependent and gpu.clusters
+    return load(binary, kernel.parameters(dtype), device, kernel.threads, 0, 1, False, dependent)

@@ -21,7 +21,8 @@ class LoadedKernel:
 
     A group is a cluster or, with `grid`, a cooperative group: blocks anywhere on the GPU that are co-resident. A
     `dependent` kernel is launched by programmatic dependent launch: it begins once all blocks of the previous kernel in
-    the stream have called griddepcontrol.launch_dependents. `at_once` groups can be co-resident on the GPU.
+    the stream have called griddepcontrol.launch_dependents or ended, and itself waits until that kernel has completed.
+    `at_once` groups can be co-resident on the GPU.
     """
 
     def __init__(

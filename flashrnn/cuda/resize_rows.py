@@ -16,7 +16,7 @@ from flashrnn.cuda.parameters import TENSORS_PER_LAUNCH, Argument
 _THREADS = 256  # of a block
 _MOST_THREADS = 2**17  # for groups of rows: about as many as are co-resident on a GPU
 _IN_VECTOR = 8  # 16-bit elements in a vector of 16 bytes
-KERNEL = DtypeKernel("resize_rows", _THREADS, parameters.resize_rows)
+KERNEL = DtypeKernel("resize_rows", _THREADS, parameters.resize_rows, dependent=True)
 DTYPE = torch.bfloat16  # for tensors of any dtype: the kernel copies units of 16 bits
 
 

@@ -1,6 +1,6 @@
 // Pads or truncates the rows of several tensors in one launch; bound by memory bandwidth.
 #pragma once
-#include "kernels/common.cuh"
+#include "kernels/memory.cuh"
 
 constexpr int IN_VECTOR = 8;  // 16-bit elements in a vector of 16 bytes
 
@@ -64,13 +64,26 @@ DEVICE void resize_groups(const Resize& job, int thread) {
   else write(false);
 }
 
-// Writes the eight elements from `first` on.
+// Writes the eight elements from `first` on, a multiple of eight. All loads are in flight at once.
 DEVICE void resize_elements(const Resize& job, i64 first) {
-#pragma unroll 1
-  for (i64 at = first; at < min(first + IN_VECTOR, job.rows * job.to); at++) {
-    const i64 row = at / job.to, column = at - row * job.to, matrix = row / job.of_resized, of_matrix = row - matrix * job.of_resized;
-    const bool exists = column < job.from && of_matrix < job.of_x;
-    job.resized[at] = exists ? job.x[(matrix * job.of_x + of_matrix) * job.from + column] : 0;
+  const i64 end = job.rows * job.to;
+  if (first >= end) return;
+  const i64 row = first / job.to;
+  i64 column = first - row * job.to, matrix = row < job.of_resized ? 0 : row / job.of_resized, of_matrix = row - matrix * job.of_resized;
+  alignas(16) u16 found[IN_VECTOR];
+#pragma unroll
+  for (int k = 0; k < IN_VECTOR; k++) {
+    const bool exists = first + k < end && column < job.from && of_matrix < job.of_x;
+    found[k] = exists ? __ldg(job.x + (matrix * job.of_x + of_matrix) * job.from + column) : 0;
+    if (++column == job.to) column = 0, of_matrix++;
+    if (of_matrix == job.of_resized) of_matrix = 0, matrix++;
+  }
+  if (first + IN_VECTOR <= end) {
+    *reinterpret_cast<uint4*>(job.resized + first) = *reinterpret_cast<const uint4*>(found);
+  } else {
+#pragma unroll
+    for (int k = 0; k < IN_VECTOR; k++)
+      if (first + k < end) job.resized[first + k] = found[k];
   }
 }
 
@@ -85,6 +98,10 @@ flashrnn_resize_rows(PARAMETERS) {
   for (int i = 1; i < sizeof(tensors) / sizeof(Resize); i++) {
     if (!found) block -= job.blocks, job = tensors[i], found = block < job.blocks;
   }
+#if __CUDA_ARCH__ >= 900  // a programmatic dependent launch: the previous kernel may still access the tensors
+  wait_for_primary();
+  asm_fence(job.x);  // no load moves to before that
+#endif
   const int of_groups = job.blocks_of_groups();
   if (block < of_groups) return resize_groups(job, block * BLOCK_THREADS + threadIdx.x);
   resize_elements(job, (job.groups * job.to + i64(block - of_groups) * BLOCK_THREADS + threadIdx.x) * IN_VECTOR);
