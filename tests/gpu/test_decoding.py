@@ -127,7 +127,7 @@ def test_kernels_of_the_first_tokens_are_compiled_ahead(monkeypatch, tmp_path):
     entries, compiling = [], compiler._compile
     monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path))
     monkeypatch.setattr(compiler, "_compile", lambda *program: entries.append(program[1]) or compiling(*program))
-    monkeypatch.setattr(decoding, "begin", lambda *functions: [function() for function in functions])
+    monkeypatch.setattr(decoding, "start_in_background", lambda *functions: [function() for function in functions])
     model = build("lstm", 3, 384, torch.bfloat16)
     compile_ahead(model, 1)
     assert sorted(entries) == ["flashrnn_add_norm", "flashrnn_step"]
