@@ -228,7 +228,7 @@ def spread(spec: KernelSpec, tiling: Tiling) -> Operand:
 def spreads_clusters(spec: KernelSpec) -> bool:
     """Return whether clusters with one warp per tile may use only every second column: SPREAD in tiles.cuh.
 
-    In float32, where R does not fit into the registers of so few warps, they were slower.
+    In float32, where R does not fit into the registers of so few warps, and for cells with one gate, they were slower.
     """
     half = spec.dtype.itemsize == 2
     return spec.direction == "forward" and half and len(spec.cell.gates) > 1 and not trace(spec.cell).reduces
