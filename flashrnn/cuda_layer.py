@@ -44,8 +44,8 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
     """
     if not (on_gpu(x) and x.is_contiguous() and x.numel() and autograd_alone()):
         return None
-    both_ways = network.bidirectional
-    if torch.is_autocast_enabled("cuda") or network.proj_size or (both_ways and reset is not None):
+    bidirectional = network.bidirectional
+    if torch.is_autocast_enabled("cuda") or network.proj_size or (bidirectional and reset is not None):
         return None
     time_major = x.dim() == 3 and not network.batch_first
     T, B = x.shape[:2] if time_major else (1, x.shape[0]) if x.dim() == 2 else x.shape[1::-1]
@@ -57,10 +57,10 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
     if (layers := _layers(network, x, given)) is None:
         return None
     sizes = B, T, time_major
-    one_way = len(layers) > 1 and reset is None and not both_ways
+    one_way = len(layers) > 1 and reset is None and not bidirectional
     if one_way and (done := _at_once(network, layers, sizes, x, given)) is not None:
         return done
-    found_ones = [_found(*layer, sizes, x, reset is not None, both_ways) for layer in layers]
+    found_ones = [_found(*layer, sizes, x, reset is not None, bidirectional) for layer in layers]
     if None in found_ones:
         return None
     reset = reset.unsqueeze(1) if reset is not None and x.dim() == 2 else reset
@@ -68,16 +68,16 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
     for k, ((recurrent, weights, training), found) in enumerate(zip(layers, found_ones, strict=True)):
         if k:
             x = dropout(x, network.dropout, network.training)
-        joined = _joined(*weights) if both_ways else weights[0]
+        joined = _joined(*weights) if bidirectional else weights[0]
         if training:
-            states = () if given is None else _of_layer(given, k, both_ways)
-            call = not time_major, both_ways, recurrent, found, reset
+            states = () if given is None else _of_layer(given, k, bidirectional)
+            call = not time_major, bidirectional, recurrent, found, reset
             x, *end = _run_layer(call, x, *joined, *states)
         else:
-            initial = None if given is None else _initial(given, k, both_ways)
+            initial = None if given is None else _initial(given, k, bidirectional)
             x, _, last, _ = _launched(found[1], x, *joined, initial, reset, None, None)
             end = _each(last)
-        ends.append([_by_direction(state) for state in end] if both_ways else end)
+        ends.append([_by_direction(state) for state in end] if bidirectional else end)
     return x, last_states(ends)
 
 
@@ -184,7 +184,7 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call, x, W, R, b, *states):
-        batch_first, both_ways, recurrent, (taken, forward), reset = call  # one argument: each takes host time
+        batch_first, bidirectional, recurrent, (taken, forward), reset = call  # one argument: each takes host time
         b_dtype = None if b is None else b.dtype
         if b is None:
             b = x.new_zeros(len(recurrent.cell.gates), *R.shape[1:3], dtype=state_dtype(x.dtype))
@@ -195,19 +195,19 @@ class _Layer(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.leading = 1  # arguments before x, which have no gradients
         ctx.forward = forward
-        ctx.call = batch_first, both_ways, recurrent.cell, recurrent.backend, taken, x.dtype, b_dtype
+        ctx.call = batch_first, bidirectional, recurrent.cell, recurrent.backend, taken, x.dtype, b_dtype
         return out, *_each(last)
 
     @staticmethod
     def backward(ctx, d_out, *d_ends):
         x, W, out, R, b, reset, aux, gates, *given = saved = ctx.saved_tensors
-        _, both_ways, *_, b_dtype = ctx.call
+        _, bidirectional, *_, b_dtype = ctx.call
         x_wanted, W_wanted, _, b_wanted, *given_wanted = ctx.needs_input_grad[ctx.leading :]
         done = of_x = None
         if not (backward_is_observed() or torch.is_autocast_enabled("cuda")):
             forward = ctx.forward
             states = together(given).view(forward.states, forward.batch, *R.shape[1:3]) if given else None
-            of_gates = forward.gate_format, not graph_is_retained(), b_dtype, b, both_ways
+            of_gates = forward.gate_format, not graph_is_retained(), b_dtype, b, bidirectional
             residual = Residual(R, states, reset, out.contiguous(), aux, gates, *of_gates)
             d_h = None if d_out is None else d_out.contiguous()
             grads = StateGradients(d_h, (), of_last_states(d_ends, R))
@@ -344,20 +344,20 @@ def _are_states(states: Sequence[Tensor], network: nn.Module, x: Tensor, batch: 
     return True
 
 
-def _of_layer(states: Sequence[Tensor], layer: int, both_ways: bool) -> Sequence[Tensor]:
+def _of_layer(states: Sequence[Tensor], layer: int, bidirectional: bool) -> Sequence[Tensor]:
     """Return the states of a layer [1, B, H of all directions]."""
-    if both_ways:
+    if bidirectional:
         return [torch.cat([*state[2 * layer : 2 * layer + 2]], dim=1).unsqueeze(0) for state in states]
     return states if states[0].shape[0] == 1 else [state[layer : layer + 1] for state in states]
 
 
-def _initial(states: Sequence[Tensor], layer: int, both_ways: bool) -> Tensor | int:
+def _initial(states: Sequence[Tensor], layer: int, bidirectional: bool) -> Tensor | int:
     """Return the states of a layer as one tensor, or only their address if they are contiguous in memory."""
     if states[0].shape[0] == 1:  # its length is found by a function in Python
         first, size = states[0].data_ptr(), states[0].nbytes
         if all([state.data_ptr() == first + i * size for i, state in enumerate(states)]):
             return first
-    return torch.cat(_of_layer(states, layer, both_ways))
+    return torch.cat(_of_layer(states, layer, bidirectional))
 
 
 def _found(
@@ -367,11 +367,11 @@ def _found(
     sizes: tuple[int, int, bool],
     x: Tensor,
     reset: bool,
-    both_ways: bool,
+    bidirectional: bool,
 ) -> Found | None:
     cell, backend, N, D = recurrent.cell, recurrent.backend, recurrent.num_heads, recurrent.head_dim
     half_bias, tf32 = weights[0][2] is not None and x.dtype.itemsize == 2, tf32_allowed(x.dtype, x.device)
-    return _forward(cell, backend, N, D, sizes, x.dtype, x.device, reset, half_bias, training, tf32, both_ways)
+    return _forward(cell, backend, N, D, sizes, x.dtype, x.device, reset, half_bias, training, tf32, bidirectional)
 
 
 @lru_cache(maxsize=4096)
@@ -387,7 +387,7 @@ def _forward(
     half_bias: bool,
     training: bool,
     tf32: bool,
-    both_ways: bool,
+    bidirectional: bool,
 ) -> Found | None:
     """Return the backend and the forward pass for `sizes` (batch, steps, whether time-major).
 
@@ -396,7 +396,7 @@ def _forward(
     """
     problem = Problem(cell, heads, head_dim, dtype, device, training=training, reset=reset, tf32=tf32)
     B, T, time_major = sizes
-    if both_ways:
+    if bidirectional:
         if not is_faster(problem, B, backend):
             return None
         heads *= 2
@@ -407,6 +407,8 @@ def _forward(
         rows, gates = (T, B) if time_major else (B, T), (len(cell.input_gates), heads, head_dim)
         Wx = torch.empty(*rows, *gates, dtype=dtype, device="meta")
         Wx = Wx.transpose(0, 1) if time_major else Wx
-        return chosen, chosen.forward_of(cell, Wx, device, reset, half_bias, training=training, both_ways=both_ways)
+        return chosen, chosen.forward_of(
+            cell, Wx, device, reset, half_bias, training=training, bidirectional=bidirectional
+        )
     except (ValueError, KernelUnavailable):  # the general path reports it, or takes the next backend
         return None

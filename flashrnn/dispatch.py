@@ -122,7 +122,7 @@ def run_backward(
     if taken is None or not _still_serves(taken, cell, residual):
         problem = _problem(cell, residual.h, residual.reset, training=True)
         taken = _choose_for(name, problem, residual.h, residual.aux.dtype)
-    if residual.both_ways and not isinstance(taken, CudaFused):
+    if residual.bidirectional and not isinstance(taken, CudaFused):
         return by_one_way(taken.backward, cell, residual, grads)
     return taken.backward(cell, residual, grads)
 
@@ -130,7 +130,7 @@ def run_backward(
 def by_one_way(
     run: Callable[[Cell, Residual, StateGradients], Gradients], cell: Cell, residual: Residual, grads: StateGradients
 ) -> Gradients:
-    """Return the gradients of a call `both_ways`, given a function `run` for residuals whose heads all go forwards."""
+    """Return the gradients of a bidirectional call; `run` is a function for residuals whose heads all go forwards."""
     d_h = None if grads.h is None else turned(grads.h, 2)
     found = run(cell, residual.one_way(cell), grads._replace(h=d_h))
     return found._replace(Wx=in_format(turned(found.Wx, 3), residual.h))

@@ -89,17 +89,17 @@ def recurrence_gradients(
     b: Tensor,
     b_dtype: torch.dtype | None,
     grads: StateGradients,
-    both_ways: bool = False,
+    bidirectional: bool = False,
 ) -> Gradients:
     """Return the gradients of Wx, R, b and initial states of a call of `backend`, whose forward was run by `taken`.
 
-    `saved` are the first six fields of the call's `Residual`, and `both_ways` is another one. The gradients have the
-    dtypes of the call; that of b may have `b_dtype`.
+    `saved` are the first six fields of the call's `Residual`, and `bidirectional` is another one. The gradients have
+    the dtypes of the call; that of b may have `b_dtype`.
     """
-    residual = residual_of(cell, taken, saved, b, b_dtype, both_ways)
+    residual = residual_of(cell, taken, saved, b, b_dtype, bidirectional)
     if backward_is_observed():
         run = partial(_by_operator, taken.name)
-        return by_one_way(run, cell, residual, grads) if both_ways else run(cell, residual, grads)
+        return by_one_way(run, cell, residual, grads) if bidirectional else run(cell, residual, grads)
     with no_autocast(residual.h):
         return run_backward(backend, cell, residual, grads, taken)
 
@@ -110,13 +110,13 @@ def residual_of(
     saved: tuple[Tensor | None, ...],
     b: Tensor,
     b_dtype: torch.dtype | None,
-    both_ways: bool = False,
+    bidirectional: bool = False,
 ) -> Residual:
     """Return the residual of a call, given the arguments of `recurrence_gradients`."""
     R, states, reset, h, aux, gates = saved
     h = in_format(h, h)  # hooks of saved tensors may change the memory format
     gate_format, donated = taken.gate_format(cell, *h.shape[2:], h.dtype), not graph_is_retained()
-    return Residual(R, states, reset, h, aux_in_format(aux, h), gates, gate_format, donated, b_dtype, b, both_ways)
+    return Residual(R, states, reset, h, aux_in_format(aux, h), gates, gate_format, donated, b_dtype, b, bidirectional)
 
 
 def _by_operator(backend: str, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:

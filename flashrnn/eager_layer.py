@@ -193,7 +193,7 @@ def layer_gradients(
     ctx, saved: tuple[Tensor | None, ...], d_out: Tensor | None, d_ends: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of a layer's inputs, under any mode of PyTorch; `ctx` and `saved` are those of `Layer`."""
-    batch_first, both_ways, cell, backend, taken, dtype, b_dtype = ctx.call
+    batch_first, bidirectional, cell, backend, taken, dtype, b_dtype = ctx.call
     x, W, out, R, b, reset, aux, gates, *given_states = saved
     is_step = x.dim() == 2
     if is_step:
@@ -203,7 +203,7 @@ def layer_gradients(
         states = as_dtype(together(given_states), state_dtype(dtype)).view(len(cell.states), -1, *R.shape[1:3])
     of_residual = R, states, reset, by_heads(out, R, batch_first), aux, gates
     grads = StateGradients(by_heads(d_out, R, batch_first), (None,) * len(aux), of_last_states(d_ends, R))
-    call = cell, backend, taken, of_residual, b, b_dtype, grads, both_ways
+    call = cell, backend, taken, of_residual, b, b_dtype, grads, bidirectional
     of_Wx, of_R, of_b, of_states = recurrence_gradients(*call)
     x_wanted, W_wanted, _, b_wanted, *states_wanted = ctx.needs_input_grad[ctx.leading :]
     of_x, of_W = product_gradients(batch_first, dtype, of_Wx, x, W, x_wanted, W_wanted)

@@ -132,13 +132,13 @@ def _kernels(backend: str, problem: Problem, batch: int, at_once: bool) -> Kerne
     """Yield the kernels for a batch size; with `at_once`, both directions are the heads of one recurrence."""
     if at_once:
         problem = problem._replace(heads=2 * problem.heads)
-    both_ways = at_once and not problem.reset
+    bidirectional = at_once and not problem.reset
     if backend == CpuFused.name:
         yield from _cpu(problem, batch)
     elif backend == CudaFused.name:
-        yield from _resident(problem, batch, both_ways)
+        yield from _resident(problem, batch, bidirectional)
         if parts := in_parts(problem):
-            yield from _resident(problem._replace(cell=parts.loop), batch, both_ways, lengths=(0,))
+            yield from _resident(problem._replace(cell=parts.loop), batch, bidirectional, lengths=(0,))
             yield from _first(parts, problem)
     elif backend == Cuda.name:
         yield from _streaming(problem, batch)
@@ -160,18 +160,20 @@ def _spec(direction: str, problem: Problem, batch: int, steps: int = 0, **varian
     return KernelSpec(direction, cell, problem.heads, problem.head_dim, batch, dtype, problem.gpu, variant, steps)
 
 
-def _resident(problem: Problem, batch: int, both_ways: bool, lengths: Sequence[int] = (0, *SHORT.values())) -> Kernels:
+def _resident(
+    problem: Problem, batch: int, bidirectional: bool, lengths: Sequence[int] = (0, *SHORT.values())
+) -> Kernels:
     for steps in lengths:
         for half_bias in (False, True) if problem.dtype.itemsize == 2 else (False,):
-            spec = _spec("forward", problem, batch, steps, half_bias=half_bias, both_ways=both_ways)
+            spec = _spec("forward", problem, batch, steps, half_bias=half_bias, bidirectional=bidirectional)
             name = f"{bucket(spec, solver.SOLVER)}{', half biases' if half_bias else ''}"
             yield name, partial(compile_best, spec)
         if problem.training:
-            spec = _spec("backward", problem, batch, steps, both_ways=both_ways)
+            spec = _spec("backward", problem, batch, steps, bidirectional=bidirectional)
             yield str(bucket(spec, solver.SOLVER)), partial(compile_best, spec)
     if not problem.training:
         return
-    spec = _spec("backward", problem, batch, both_ways=both_ways)
+    spec = _spec("backward", problem, batch, bidirectional=bidirectional)
     yield from _gradients(problem, spec)
     if short_gradients.serves(one := replace(spec, batch=1), 1):
         yield (

@@ -109,17 +109,18 @@ def weight_gradient_of_states(
     h: Tensor,
     states: Sequence[Tensor] | Tensor | None,
     reset: Tensor | None,
-    both_ways: bool = False,
+    bidirectional: bool = False,
 ) -> Tensor:
     """Return the same as `weight_gradient`, given h after every step and the initial states, S x [B, N, D] or None.
 
     h before a step is the row before that of the step, so that h can be read in place; only a `reset` needs
-    `previous_h`. With `both_ways`, which excludes a `reset`, the second half of the heads goes through time backwards.
+    `previous_h`. With `bidirectional`, which excludes a `reset`, the second half of the heads goes through time
+    backwards.
     """
     initial = None if states is None else states[0]
     if reset is not None:
         return weight_gradient(cell, d_Wx, d_u, previous_h(h, 0 if initial is None else initial, reset))
-    if not both_ways:
+    if not bidirectional:
         return _one_way(cell, d_Wx, d_u, h, initial)
     N = h.shape[2] // 2
     found = []

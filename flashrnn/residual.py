@@ -40,7 +40,7 @@ class Residual(NamedTuple):
     donated: bool = False  # the backward pass may overwrite the gates, because they are not read again
     b_dtype: torch.dtype | None = None  # dtype of the gradient of b; None: state dtype
     b: Tensor | None = None  # [G, N, D], for the formats NDV and NDV+
-    both_ways: bool = False  # the second half of the heads went through time backwards; only in `cuda_fused`
+    bidirectional: bool = False  # the second half of the heads went through time backwards; only in `cuda_fused`
 
     def gates_in(self, wanted: GateFormat, cell: Cell) -> Tensor:
         """Return gates [B, T, *the axes of `wanted`], in the memory format of h."""
@@ -50,12 +50,17 @@ class Residual(NamedTuple):
         return in_format(self._with_statistics(cell), gates)
 
     def one_way(self, cell: Cell) -> "Residual":
-        """Return the residual of a call `both_ways`, converted to that of a call whose heads all go forwards."""
+        """Return the residual of a bidirectional call, converted to that of a call whose heads all go forwards."""
         gates = turned(as_gnd(self.gates, self.gate_format, cell, self.b, self.R.shape[-1]), 3)
         h, aux = turned(self.h, 2), turned(self.aux.movedim(0, -1), 2).movedim(-1, 0)
         h = in_format(h, self.h)
         return self._replace(
-            h=h, aux=aux_in_format(aux, h), gates=in_format(gates, h), gate_format="GND", donated=False, both_ways=False
+            h=h,
+            aux=aux_in_format(aux, h),
+            gates=in_format(gates, h),
+            gate_format="GND",
+            donated=False,
+            bidirectional=False,
         )
 
     def _with_statistics(self, cell: Cell) -> Tensor:

@@ -22,7 +22,7 @@ class Variant:
     d_aux: bool = False
     tf32: bool = False  # float32 products may have the precision of TF32
     half_bias: bool = False  # the forward reads biases in the dtype of Wx, otherwise in float32
-    both_ways: bool = False  # the second half of the heads goes backwards in time
+    bidirectional: bool = False  # the second half of the heads goes backwards in time
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,8 @@ class WeightGradient:
     def __call__(self, d_Wx: Tensor, d_u: Tensor, h: Tensor, states: Tensor | None, reset: Tensor | None) -> Tensor:
         """Return d_R, as `products.weight_gradient_of_states` does. With a kernel, the shape of h is ignored."""
         if not self.has_kernel:
-            cell, both_ways = self._spec.cell, self._spec.variant.both_ways
-            return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset, both_ways)
+            cell, bidirectional = self._spec.cell, self._spec.variant.bidirectional
+            return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset, bidirectional)
         partial = d_R = None
         if self._partials:
             partial = h.new_empty((self._partials, *self._shape), dtype=torch.float32)
@@ -147,7 +147,7 @@ def sizes_and_indices(spec: KernelSpec) -> tuple[dict[str, int], dict]:
         "GI": len(cell.input_gates),
         "GU": len(products.recurrent_only(cell)),
         "RESET": spec.variant.reset,
-        "BOTH_WAYS": spec.variant.both_ways,
+        "BIDIRECTIONAL": spec.variant.bidirectional,
     }
     indices = {
         "INPUT_OF": products.places(cell.recurrent_gates, cell.input_gates),

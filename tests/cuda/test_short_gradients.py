@@ -23,7 +23,7 @@ def on_host(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype", "states", "features", "both_ways"),
+    ("case", "dtype", "states", "features", "bidirectional"),
     [
         (Case(LSTM, B=5, T=20, N=2, D=40, time_major=True), torch.bfloat16, True, 72, False),
         (Case(GRU, B=3, T=5, N=2, D=10, reset=True), torch.float16, True, 14, False),
@@ -33,10 +33,10 @@ def on_host(monkeypatch):
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,
 )
-def test_gradients_are_sums_over_steps_and_sequences(on_host, case, dtype, states, features, both_ways):
+def test_gradients_are_sums_over_steps_and_sequences(on_host, case, dtype, states, features, bidirectional):
     cell, B, T, N, D = case[:5]
     spec = KernelSpec(
-        "backward", cell, N, D, B, dtype, named_gpu("H100"), Variant(reset=case.reset, both_ways=both_ways)
+        "backward", cell, N, D, B, dtype, named_gpu("H100"), Variant(reset=case.reset, bidirectional=bidirectional)
     )
     assert serves(spec, T)
     d_Wx, d_u, h, initial, reset = random_operands(case, dtype, states)
@@ -50,7 +50,7 @@ def test_gradients_are_sums_over_steps_and_sequences(on_host, case, dtype, state
         assert d_b.dtype == b_dtype
         torch.testing.assert_close(d_b, partial.sum(0).to(b_dtype))
     exact = [None if one is None else one.double() for one in (d_Wx, d_u, h, initial)]
-    _agree(d_R, products.weight_gradient_of_states(cell, *exact, reset, both_ways))
+    _agree(d_R, products.weight_gradient_of_states(cell, *exact, reset, bidirectional))
     if x is None:
         assert d_W is None
     else:

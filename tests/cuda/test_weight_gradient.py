@@ -93,16 +93,16 @@ def random_operands(case: Case, dtype: torch.dtype, states: bool) -> tuple[torch
     return d_Wx, d_u, h, initial, reset
 
 
-def agrees(case: Case, dtype: torch.dtype, states: bool, gpu: Gpu, both_ways: bool = False) -> None:
+def agrees(case: Case, dtype: torch.dtype, states: bool, gpu: Gpu, bidirectional: bool = False) -> None:
     """Check that the kernel's d_R equals that of `products`, and that the inputs do not change."""
     cell, B, T, N, D = case[:5]
-    variant = Variant(reset=case.reset, both_ways=both_ways)
+    variant = Variant(reset=case.reset, bidirectional=bidirectional)
     spec = KernelSpec("backward", cell, N, D, B, dtype, gpu, variant)
     d_Wx, d_u, h, initial, reset = random_operands(case, dtype, states)
     before = [x.clone() for x in (h, d_Wx, d_u)]
     out = WeightGradient(spec, T, case.time_major, 0)(d_Wx, d_u, h, initial, reset)
     exact = [None if x is None else x.double() for x in (d_Wx, d_u, h, initial)]
-    expected = products.weight_gradient_of_states(cell, *exact, reset, both_ways)
+    expected = products.weight_gradient_of_states(cell, *exact, reset, bidirectional)
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-4 * expected.std().item())
     assert all(torch.equal(x, y) for x, y in zip(before, (h, d_Wx, d_u), strict=True))

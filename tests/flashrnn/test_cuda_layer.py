@@ -21,7 +21,7 @@ OPTIONS = [
     {"bias": False, "num_heads": 2, "function": "gru"},
     {"function": "slstm", "num_layers": 2},
 ]
-BOTH_WAYS = [
+BIDIRECTIONAL = [
     {"bidirectional": True},
     {"bidirectional": True, "num_layers": 2, "batch_first": True, "bias": False, "function": "gru", "num_heads": 2},
 ]
@@ -31,9 +31,15 @@ class OnHost:
     """A forward pass in float64 by the reference, with the interface of a kernel launch."""
 
     def __init__(
-        self, cell, heads: int, head_dim: int, sizes: tuple[int, int, bool], training: bool, both_ways: bool
+        self, cell, heads: int, head_dim: int, sizes: tuple[int, int, bool], training: bool, bidirectional: bool
     ) -> None:
-        self.cell, self.heads, self.head_dim, self.training, self.both_ways = cell, heads, head_dim, training, both_ways
+        self.cell, self.heads, self.head_dim, self.training, self.bidirectional = (
+            cell,
+            heads,
+            head_dim,
+            training,
+            bidirectional,
+        )
         (self.batch, self.steps, self.time_major), self.states = sizes, len(cell.states)
         self.size = heads * head_dim
         self.gate_format = VANILLA.gate_format(cell, heads, head_dim, torch.float64)
@@ -46,9 +52,9 @@ class OnHost:
 
     def _run(self, Wx, R, b, initial, reset) -> tuple:
         b = torch.zeros(len(self.cell.gates), *R.shape[1:3], dtype=R.dtype) if b is None else b
-        Wx = turned(Wx, 3) if self.both_ways else Wx
+        Wx = turned(Wx, 3) if self.bidirectional else Wx
         (h, aux, last), gates = VANILLA.forward(self.cell, Inputs(Wx, R, b, initial, reset), False, self.training)
-        if self.both_ways:
+        if self.bidirectional:
             h, aux, gates = turned(h, 2), turned(aux.movedim(0, -1), 2).movedim(-1, 0), turned(gates, 3)
         return (h, aux, last), gates
 
@@ -77,7 +83,7 @@ class OnHost:
         inner = self.heads, self.head_dim
         h, d_h = self._rows(residual.h, *inner), None if grads.h is None else self._rows(grads.h, *inner)
         residual, grads = residual._replace(h=h), StateGradients(d_h, (None,) * (self.states - 1), grads.last)
-        if self.both_ways:
+        if self.bidirectional:
             return by_one_way(VANILLA.backward, self.cell, residual, grads), None
         return VANILLA.backward(self.cell, residual, grads), None
 
@@ -87,9 +93,9 @@ def calls(monkeypatch) -> Iterator[list[tuple]]:
     """Return a list of (batch, steps, time-major, training) for each layer that `cuda_layer` runs."""
     found = []
 
-    def forward(cell, backend, heads, head_dim, sizes, dtype, device, reset, half_bias, training, tf32, both_ways):
+    def forward(cell, backend, heads, head_dim, sizes, dtype, device, reset, half_bias, training, tf32, bidirectional):
         found.append((*sizes, training))
-        return VANILLA, OnHost(cell, heads * (1 + both_ways), head_dim, sizes, training, both_ways)
+        return VANILLA, OnHost(cell, heads * (1 + bidirectional), head_dim, sizes, training, bidirectional)
 
     monkeypatch.setattr(cuda_layer, "_forward", forward)
     monkeypatch.setattr(cuda_layer, "on_gpu", lambda x: True)
@@ -107,7 +113,7 @@ def results(network: FlashRNN, call, x: torch.Tensor, states, reset) -> list[tor
 
 @pytest.mark.parametrize(
     ("options", "steps"),
-    [*product(OPTIONS, [None, 1, T]), *product(BOTH_WAYS, [1, T])],
+    [*product(OPTIONS, [None, 1, T]), *product(BIDIRECTIONAL, [1, T])],
     ids=lambda value: "step" if value is None else str(value),
 )
 def test_results_and_gradients_equal_the_general_path(calls, options, steps, monkeypatch):

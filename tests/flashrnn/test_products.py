@@ -66,7 +66,7 @@ def test_weight_gradient_with_half_of_the_heads_backwards(cell, time_major, B, T
     d_Wx, d_u, h = randn(len(cell.input_gates), 2 * N, D), randn(len(only), 2 * N, D), randn(2 * N, D)
     initial = torch.randn(len(cell.states), B, 2 * N, D, dtype=torch.float64) if states else None
     left = d_Wx.clone()
-    found = weight_gradient_of_states(cell, d_Wx, d_u, h, initial, None, both_ways=True)
+    found = weight_gradient_of_states(cell, d_Wx, d_u, h, initial, None, bidirectional=True)
     assert torch.equal(d_Wx, left)
     for way, heads in enumerate((slice(N), slice(N, None))):
         of_half = (x[..., heads, :] for x in (d_Wx, d_u, h))

@@ -64,7 +64,7 @@ def test_training_call_compiles_nothing_after_warmup(compiled, monkeypatch, step
     monkeypatch.setattr(backend, "device_gpu", lambda index: H100)
     for module in (backend, weight_gradient, short_gradients):
         monkeypatch.setattr(module, "load", lambda *_, **__: loaded)
-    variant = Variant(aux=aux_dtype(LSTM, torch.bfloat16, all_states=False), training=True, both_ways=bidirectional)
+    variant = Variant(aux=aux_dtype(LSTM, torch.bfloat16, all_states=False), training=True, bidirectional=bidirectional)
     for batch in (16, 40):
         call = LSTM, torch.Size((batch, steps, 1 + bidirectional, 256)), False, torch.bfloat16
         for half_bias in (False, True):

@@ -11,8 +11,8 @@ DEVICE const scalar* previous_h(const scalar* h, const scalar* initial, Row row,
   return initial ? initial + i64(sequence()) * (HEADS * D) : nullptr;
 }
 
-// The previous h of the rows of one head: rows are [B, T], or [T, B] with row_t = B. With BOTH_WAYS, the second half of
-// the heads goes backwards in time.
+// The previous h of the rows of one head: rows are [B, T], or [T, B] with row_t = B. With BIDIRECTIONAL, the second half
+// of the heads goes backwards in time.
 struct PreviousRows {
   const scalar *h, *initial;  // at the caller's column
   const unsigned char* reset;
@@ -22,7 +22,7 @@ struct PreviousRows {
   // column: the first of the head's columns that the caller reads.
   DEVICE PreviousRows(const Params& params, int head, int column)
       : h(params.h + head * D + column), initial(params.initial ? params.initial + head * D + column : nullptr), reset(params.reset),
-        T(u32(params.T)), row_t(u32(params.row_t)), backwards(BOTH_WAYS && head >= HEADS / 2) {}
+        T(u32(params.T)), row_t(u32(params.row_t)), backwards(BIDIRECTIONAL && head >= HEADS / 2) {}
   // Returns the address of h before a row; null stands for zeros.
   DEVICE const scalar* operator()(u32 row) const {
     const bool batch_outside = row_t == 1;

@@ -90,15 +90,15 @@ class CudaFused:
         half_bias: bool,
         all_states: bool = False,
         training: bool = False,
-        both_ways: bool = False,
+        bidirectional: bool = False,
         concurrency: Concurrency = ALONE,
     ) -> Forward:
         """Return the forward pass on `device` of calls whose Wx has this shape, these strides and this dtype, and is
-        dense. `half_bias`: b has the dtype of Wx, which has 16 bits. `both_ways`: see `Residual`."""
+        dense. `half_bias`: b has the dtype of Wx, which has 16 bits. `bidirectional`: see `Residual`."""
         sizes = Wx.shape, Wx.stride(), Wx.dtype, device
         tf32 = tf32_allowed(Wx.dtype, device)
         return _forward(
-            self._choose, cell, *sizes, reset, half_bias, tf32, all_states, training, both_ways, concurrency
+            self._choose, cell, *sizes, reset, half_bias, tf32, all_states, training, bidirectional, concurrency
         )
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
@@ -120,7 +120,7 @@ class CudaFused:
         h, aux, reset = residual.h, residual.aux, residual.reset is not None
         aux_dtype = aux.dtype if aux.numel() else None
         sizes = h.shape, is_time_major(h), h.dtype, h.device, reset, aux_dtype, tf32_allowed(h.dtype, h.device)
-        backward = _backward(self._choose, cell, *sizes, grads.of_aux, residual.both_ways, concurrency)
+        backward = _backward(self._choose, cell, *sizes, grads.of_aux, residual.bidirectional, concurrency)
         if (gates := residual.gates_in(backward.gate_format, cell)) is not residual.gates:
             residual = residual._replace(gates=gates)
         if grads.h is not None and (d_h := in_format(grads.h, h)) is not grads.h:
@@ -141,7 +141,7 @@ def _forward(
     tf32: bool,
     all_states: bool,
     training: bool,
-    both_ways: bool,
+    bidirectional: bool,
     concurrency: Concurrency,
 ) -> Forward:
     """Return the forward pass of calls whose Wx has this shape and stride."""
@@ -150,11 +150,11 @@ def _forward(
     gates = empty_gates(cell, Wx, training, gate_format(cell, *shape[3:], dtype))
     aux_dtype = aux.dtype if aux.numel() else None
     variant = Variant(
-        reset=reset, aux=aux_dtype, training=training, tf32=tf32, half_bias=half_bias, both_ways=both_ways
+        reset=reset, aux=aux_dtype, training=training, tf32=tf32, half_bias=half_bias, bidirectional=bidirectional
     )
     plan = _plan(choose, "forward", cell, h.shape, is_time_major(h), dtype, variant, device.index, concurrency)
     call = choose, cell, h.shape, is_time_major(h), dtype, device, reset, aux_dtype, tf32
-    backward = partial(_backward, *call, False, both_ways, ALONE)
+    backward = partial(_backward, *call, False, bidirectional, ALONE)
     return Forward(plan, cell, States(h, aux, last), gates, backward)
 
 
@@ -170,11 +170,11 @@ def _backward(
     aux: torch.dtype | None,
     tf32: bool,
     of_aux: bool,
-    both_ways: bool,
+    bidirectional: bool,
     concurrency: Concurrency,
 ) -> Backward:
     """Return what all backward passes with h of this shape share. `aux` is the dtype of the stored states except h."""
-    variant = Variant(reset, aux, training=True, d_aux=of_aux, tf32=tf32, both_ways=both_ways)
+    variant = Variant(reset, aux, training=True, d_aux=of_aux, tf32=tf32, bidirectional=bidirectional)
     plan = _plan(choose, "backward", cell, shape, time_major, dtype, variant, device.index, concurrency)
     B, T, *inner = shape
     h = torch.empty(T, B, *inner, dtype=dtype, device="meta").transpose(0, 1)

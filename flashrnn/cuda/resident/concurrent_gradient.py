@@ -163,8 +163,8 @@ def overlapped(spec: KernelSpec, producers: int) -> Tiling | None:
     overlapping gains nothing."""
     products = spec.batch * spec.heads * len(spec.cell.recurrent_gates) * spec.head_dim**2
     odd = spec.head_dim % (spec.dtype.itemsize // 2 * 2)  # copies have at least 4 bytes, in float32 16
-    if not spec.gpu.warpgroup_products or odd or products < _FEWEST_PRODUCTS or spec.variant.both_ways:
-        return None  # both_ways: the kernel adds the chunks of all heads in one order of time
+    if not spec.gpu.warpgroup_products or odd or products < _FEWEST_PRODUCTS or spec.variant.bidirectional:
+        return None  # bidirectional: the kernel adds the chunks of all heads in one order of time
     tiling = Tiling.of(spec, spec.gpu.multiprocessors - producers)
     return tiling if tiling and tiling.keeps_up(spec) else None
 

@@ -62,7 +62,7 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "REGISTER_FRAGMENTS": tiling.register_fragments,
         "GATES_IN_PIECES": len(cell.gates) > 1 and gate_format(cell, spec.heads, spec.head_dim, spec.dtype) == "PNDG",
         "FINITE_AT_ZERO": finite_at_zero(cell),
-        "BOTH_WAYS": variant.both_ways,
+        "BIDIRECTIONAL": variant.bidirectional,
         "OVERLAPS": spec.gpu.warpgroup_products,
         "CHUNK_UNIT": CHUNK_UNIT,
         "LAYER_CHUNK": LAYER_CHUNKS[spec.direction],

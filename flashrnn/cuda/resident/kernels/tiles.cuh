@@ -63,10 +63,10 @@ static_assert(!ANY_SEQUENCES || CLUSTERED);
 static_assert(SEQUENCES % 2 == 0 && SEQUENCES <= SEQS && D % 2 == 0 && PADDED >= D);
 static_assert(LANE_CELLS % CELL_SLICES == 0 && (CELLS == 1 || CELLS % 2 == 0));
 
-// BOTH_WAYS: the second half of the heads goes backwards in time. For these heads, tensors begin at the row of the last
-// step, and all time strides are negative.
-static_assert(!BOTH_WAYS || (HEADS % 2 == 0 && !RESET && !HAS_D_AUX));
-DEVICE bool backwards(i64 head) { return BOTH_WAYS && head >= HEADS / 2; }
+// BIDIRECTIONAL: the second half of the heads goes backwards in time. For these heads, tensors begin at the row of the
+// last step, and all time strides are negative.
+static_assert(!BIDIRECTIONAL || (HEADS % 2 == 0 && !RESET && !HAS_D_AUX));
+DEVICE bool backwards(i64 head) { return BIDIRECTIONAL && head >= HEADS / 2; }
 DEVICE void reverse_strides(Params& params) {
   params.row_t = -params.row_t;
   params.x_step = -params.x_step, params.h_step = -params.h_step, params.aux_step = -params.aux_step, params.gates_step = -params.gates_step;
