@@ -14,7 +14,6 @@ from benchmarks.cases import HIDDEN, TRAINING, Case, Job
 from benchmarks.markdown import Table, filled, markdown
 from benchmarks.ours import NAME as OURS
 from benchmarks.results import by_job, case_of, milliseconds
-from benchmarks.table import times
 from reproduction.accuracy import finished, mean_extrapolated
 from reproduction.language_model import ours
 from reproduction.result import paper
@@ -39,6 +38,10 @@ def _read(file: Path) -> dict:
     return json.loads(file.read_text())
 
 
+def _training_ms(file: Path, case: Case, implementation: str) -> float:
+    return milliseconds(by_job(_read(file)["rows"])[Job(case, TRAINING)][implementation])
+
+
 def factor() -> str:
     """Return the sentence that compares the LSTM with a loop in PyTorch, and the README's cell with the LSTM."""
     own = {
@@ -46,10 +49,7 @@ def factor() -> str:
         for row in _read(OWN_CELL)["rows"]
         if row["variant"] == "own cell" and row["mode"] == TRAINING
     }
-    mine, loop = (
-        times(by_job(_read(file)["rows"])[Job(_HEADS, TRAINING)])[name]
-        for file, name in ((KERNELS, OURS), (LOOP, "pytorch_loop"))
-    )
+    mine, loop = _training_ms(KERNELS, _HEADS, OURS), _training_ms(LOOP, _HEADS, "pytorch_loop")
     sizes = f"batch {_HEADS.B}, {_HEADS.T} steps, bfloat16"
     return (
         f"On an H200 the LSTM with 12 heads of 64 is **{loop / mine:.0f} times as fast as the same loop in PyTorch**:\n"
@@ -64,10 +64,8 @@ def results() -> Table:
     table = [["measurement", "this project", "compared with", "speed-up"]]
     tracked = finished(_read(STATE_TRACKING)["runs"])
     table.append(_solved_tasks(tracked))
-    jobs = by_job(_read(KERNELS)["rows"])
     for case, peer, name in ((_HEADS, _FLASHRNN, "FlashRNN 1.0.8"), (_ONE_HEAD, _CUDNN, "nn.LSTM, float16")):
-        rows = jobs[Job(case, TRAINING)]
-        mine, others = milliseconds(rows[OURS]), milliseconds(rows[peer])
+        mine, others = (_training_ms(KERNELS, case, implementation) for implementation in (OURS, peer))
         what = f"LSTM, {case.N} head{'s' * (case.N > 1)} of {case.D}, batch {case.B}"
         table.append([what, f"{mine:.2f} ms", f"{name}: {others:.2f} ms", f"{others / mine:.1f}"])
     table += [_step(), _perplexity(), _token()]

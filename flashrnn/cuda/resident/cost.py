@@ -12,6 +12,7 @@ from flashrnn.cuda.resident.tiling import (
     Tiling,
     cells_of_lane,
     contributions,
+    has_one_gate,
     lane_cells,
     more_operations,
     operands,
@@ -49,8 +50,7 @@ _LOAD = 300  # before the loop: a warp of several blocks loads a fragment of R
 
 
 class _Rates(NamedTuple):
-    """Rates that depend on the direction, and for half types on whether cells have one gate. Clock cycles unless
-    said."""
+    """Rates that depend on the direction and on whether cells have one gate. Clock cycles unless said."""
 
     warp: int  # instructions of a warp in a step, without those of its cells
     cell: int  # the element-wise step of one cell per lane
@@ -59,25 +59,34 @@ class _Rates(NamedTuple):
     exchange: int  # sending the results of a step between the blocks of a cluster
     exchange_unit: int  # hundredths, per unit and eight sequences
     rank: int  # receiving from one more block of the cluster
-    slices: int  # forward: reducing the slice-K sums of a tile, per warp; hidden by the exchange of a grid
-    single: int  # forward: a lane of a cluster with one cell, whose memory accesses are half as wide as those of a pair
+    slices: int  # reducing the slice-K sums of a tile, per warp; hidden by the exchange of a grid
+    single: int  # a lane of a cluster with one cell, whose memory accesses are half as wide as those of a pair
 
 
 _RATES = {
-    "forward": _Rates(244, 61, 0, 59, 86, 127, 0, 114, 100),
-    "backward": _Rates(239, 170, 0, 59, 193, 131, 9, 0, 0),
+    "forward": _Rates(
+        warp=244, cell=61, average=0, second_tile=59, exchange=86, exchange_unit=127, rank=0, slices=114, single=100
+    ),
+    "backward": _Rates(
+        warp=239, cell=170, average=0, second_tile=59, exchange=193, exchange_unit=131, rank=9, slices=0, single=0
+    ),
 }
 _RATES_OF_ONE_GATE = {
-    "forward": _Rates(100, 40, 7, 220, 150, 90, 0, 40, 150),
-    "backward": _Rates(100, 100, 7, 50, 300, 60, 15, 0, 0),
+    "forward": _Rates(
+        warp=100, cell=40, average=7, second_tile=220, exchange=150, exchange_unit=90, rank=0, slices=40, single=150
+    ),
+    "backward": _Rates(
+        warp=100, cell=100, average=7, second_tile=50, exchange=300, exchange_unit=60, rank=15, slices=0, single=0
+    ),
 }
+_SECOND_TILE_OF_ONE_GATE = 220  # in float32, where the other rates are those of several gates
 
 
 def eighths(spec: KernelSpec, tiling: Tiling, at_once: Mapping[int, int], batch: Operand) -> Expression:
     """Return the clock cycles of a time step of the whole batch, in eighths."""
     gpu, blocks = spec.gpu, tiling.blocks
     groups = spec.heads * spec.layers * ceil_div(batch, tiling.sequences)
-    if _has_one_gate(spec) and spec.layers == 1 and 2 in at_once:
+    if has_one_gate(spec) and spec.layers == 1 and 2 in at_once:
         at_once = {**at_once, 2: gpu.multiprocessors // 2}  # measured for these cells only
     waves = ceil_div(groups, lookup(blocks, at_once))
     by_registers = gpu.registers // (registers(spec, tiling) * 32 * tiling.warps)
@@ -103,7 +112,7 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     step = _product_cycles(spec, tiling) + _cell_cycles(spec, tiling)
     step += _grid_cycles(direction, tiling) if tiling.grid else _cluster_cycles(spec, tiling)
     step += _reduction_cycles(spec, tiling)
-    if direction == "forward" and not tiling.grid:
+    if not tiling.grid:
         step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * _rates(spec).slices
         if not exchanges(spec.cell, direction):
             step += several * maximum(2 - cells_of_lane(spec, tiling), 0) * _rates(spec).single
@@ -141,15 +150,11 @@ def _cell_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
 
 
 def _rates(spec: KernelSpec) -> _Rates:
-    if not _has_one_gate(spec):
+    if not has_one_gate(spec):
         return _RATES[spec.direction]
     if spec.dtype.itemsize == 2:
         return _RATES_OF_ONE_GATE[spec.direction]
-    return _RATES[spec.direction]._replace(second_tile=_RATES_OF_ONE_GATE["forward"].second_tile)
-
-
-def _has_one_gate(spec: KernelSpec) -> bool:
-    return len(spec.cell.gates) == 1 and not trace(spec.cell).reduces
+    return _RATES[spec.direction]._replace(second_tile=_SECOND_TILE_OF_ONE_GATE)
 
 
 def _cell_warps(spec: KernelSpec, tiling: Tiling) -> Expression:

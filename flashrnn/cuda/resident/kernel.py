@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from itertools import islice
 
@@ -16,7 +15,7 @@ from flashrnn.cuda.spec import KernelSpec
 
 logger = logging.getLogger("flashrnn")
 
-_CONSIDERED = 2000  # solutions, many of which are equivalent
+_NEAR = 64  # of the next solutions, among which one with less of R in registers is looked for
 _LESS = 2  # attempts with less of R in registers, before other tilings
 _ATTEMPTS = 6  # tilings to compile before the one that spills least is used
 SPILLED = 168  # bytes per thread that may spill: so few spill before the time loop, more might in it
@@ -55,11 +54,12 @@ def _candidates(spec: KernelSpec) -> Iterator[Tiling]:
     found = solver.tilings(spec)
     best = next(found)
     yield best
-    others = list(islice(found, _CONSIDERED))
-    less = {one.register_fragments: one for one in reversed(others) if _same_blocks(one, best)}
-    fewer = sorted((fragments for fragments in less if fragments < best.register_fragments), reverse=True)
-    yield from (less[fragments] for fragments in fewer[:_LESS])
-    yield from others
+    near = list(islice(found, _NEAR))
+    alike = {one.register_fragments: one for one in reversed(near) if one.distribution == best.distribution}
+    fewer = sorted((fragments for fragments in alike if fragments < best.register_fragments), reverse=True)
+    yield from (alike[fragments] for fragments in fewer[:_LESS])
+    yield from near
+    yield from found
 
 
 def compile_tiling(spec: KernelSpec, choice: Tiling) -> Binary:
@@ -71,9 +71,4 @@ def compile_tiling(spec: KernelSpec, choice: Tiling) -> Binary:
 
 def _needs_as_many_registers(choice: Tiling, other: Tiling) -> bool:
     """Return whether `choice` differs from `other` only in its stages or in having more of R in registers."""
-    return _same_blocks(choice, other) and choice.register_fragments >= other.register_fragments
-
-
-def _same_blocks(one: Tiling, other: Tiling) -> bool:
-    """Return whether tilings differ at most in their stages and in how much of R is in registers."""
-    return replace(one, stages=other.stages, register_fragments=other.register_fragments) == other
+    return choice.distribution == other.distribution and choice.register_fragments >= other.register_fragments

@@ -1,6 +1,6 @@
 """Tilings of a resident kernel, and the registers and shared memory that a kernel with a tiling needs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import torch
@@ -60,6 +60,12 @@ class Tiling:
     @property
     def threads(self) -> int:
         return 32 * self.warps
+
+    @property
+    def distribution(self) -> "Tiling":
+        """Return the tiling without its stages and its fragments of R in registers, which do not affect how the work is
+        distributed."""
+        return replace(self, stages=0, register_fragments=0)
 
     def batches(self, batch: int) -> int:
         """Return the number of groups per head for a batch of this size."""
@@ -231,7 +237,12 @@ def spreads_clusters(spec: KernelSpec) -> bool:
     In float32, where R does not fit into the registers of so few warps, and for cells with one gate, they were slower.
     """
     half = spec.dtype.itemsize == 2
-    return spec.direction == "forward" and half and len(spec.cell.gates) > 1 and not trace(spec.cell).reduces
+    return spec.direction == "forward" and half and not has_one_gate(spec) and not trace(spec.cell).reduces
+
+
+def has_one_gate(spec: KernelSpec) -> bool:
+    """Return whether cells have one gate, and no reductions over units: their steps take much less time than others."""
+    return len(spec.cell.gates) == 1 and not trace(spec.cell).reduces
 
 
 def dense(spec: KernelSpec, tiling: Tiling) -> Operand:

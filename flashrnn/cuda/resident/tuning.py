@@ -8,7 +8,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -65,11 +64,10 @@ def tune(cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, 
 
 def candidates(spec: KernelSpec, count: int) -> list[Tiling]:
     """Return the best tilings by estimate. At most two of them differ only in stages or registers."""
-    found: dict[tuple, list[Tiling]] = {}
+    found: dict[Tiling, list[Tiling]] = {}
     order = []
     for choice in itertools.islice(solver.tilings(spec), _CONSIDERED):
-        key = astuple(replace(choice, stages=0, register_fragments=0))
-        same = found.setdefault(key, [])
+        same = found.setdefault(choice.distribution, [])
         if len(same) < 2 and all(choice.register_fragments < other.register_fragments for other in same):
             same.append(choice)
             order.append(choice)

@@ -64,6 +64,12 @@ def test_tilings_that_would_spill_as_much_are_not_compiled(compile_):
     assert compile_([(WIDE, 300), (fewer_stages, 0), (more, 0), (less, 8), (OTHER, 0)]) == (less, 2)
 
 
+def test_less_of_R_in_registers_is_tried_before_other_tilings(compile_):
+    less = [with_registers(WIDE, fragments) for fragments in (40, 36, 32)]
+    assert compile_([(WIDE, 300), (OTHER, 0), (less[1], 8), (less[0], 300)]) == (less[1], 3)
+    assert compile_([(WIDE, 300), (OTHER, 0), *((one, 300) for one in less)]) == (OTHER, 4)
+
+
 def test_tiling_with_least_spills_of_six_is_chosen(compile_):
     spills = [(with_registers(WIDE, 44 - 4 * k), 500 - 10 * k if k != 3 else 400) for k in range(7)]
     assert compile_(spills) == (with_registers(WIDE, 32), 6)
