@@ -12,6 +12,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 from training.configuration import leaves
 
 UNKNOWN_KEY = ConfigAttributeError | ConfigKeyError
+_SAME_KEY = 0.8  # similarity of a misspelt key: num_layers is not num_classes, so all keys are listed for it
 
 
 def message(error: Exception) -> str:
@@ -31,8 +32,8 @@ def message(error: Exception) -> str:
     unknown = error if isinstance(error, UNKNOWN_KEY) else cause
     if isinstance(unknown, UNKNOWN_KEY) and unknown.parent_node is not None:
         name, keys = str(unknown.key), [str(key) for key in unknown.parent_node]
-        hint = _elsewhere(name, unknown.parent_node) or _closest(name, keys) or f" (known: {', '.join(keys)})"
-        return text + hint
+        hint = _elsewhere(name, unknown.parent_node) or _closest(name, keys, _SAME_KEY)
+        return text + (hint or f" (known: {', '.join(keys)})")
     return text
 
 
@@ -68,7 +69,7 @@ def _elsewhere(name: str, node: Container) -> str:
     return ""
 
 
-def _closest(name: str, names: Iterable[str]) -> str:
+def _closest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     longer = [known for known in names if known.startswith(f"{name}_")]  # slimpajama: slimpajama_160m, slimpajama_1b
-    close = longer[:3] or get_close_matches(name, names, n=1)
+    close = longer[:3] or get_close_matches(name, names, n=1, cutoff=cutoff)
     return f" (did you mean {' or '.join(close)}?)" if close else ""

@@ -19,6 +19,7 @@ from training.configuration import check_required, composed
         ("optim.learning_rate=1", r"optim.learning_rate.*\+optim\.learning_rate=1.*: .*\blr, betas"),
         ("lr=1e-3", r"\(did you mean optim\.lr\?\)"),
         ("heads=4", r"\(did you mean model\.num_heads\?\)"),
+        ("model.num_layers=2", r"known: .*\bnum_blocks, num_heads"),
         ("model.function=gru", r"\(did you mean model\.mixer\.function\?\)"),
         ("modle=lstm", r"modle.*\(did you mean model\?\)"),
         ("+experiment=text_tiny", "experiment"),
