@@ -6,9 +6,10 @@ from functools import cache
 
 import torch
 
+from flashrnn.cuda.arguments import Argument
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.parameters import Argument, Parameters, declaration
+from flashrnn.cuda.parameters import Parameters, declaration
 from flashrnn.cuda.source import definitions
 from flashrnn.gpu import Gpu, device_gpu
 

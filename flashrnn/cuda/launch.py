@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from flashrnn._torch_private import current_device, current_stream
+from flashrnn.cuda.arguments import Argument, Packed
 from flashrnn.cuda.build import Binary
-from flashrnn.cuda.parameters import Argument, Packed, Parameters
+from flashrnn.cuda.parameters import Parameters
 from flashrnn.gpu import device_gpu
 from flashrnn.problem import KernelUnavailable, making_kernels
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from flashrnn.cuda import parameters
+from flashrnn.cuda.arguments import Argument
 from flashrnn.cuda.dtype_kernel import DtypeKernel
-from flashrnn.cuda.parameters import TENSORS_PER_LAUNCH, Argument
+from flashrnn.cuda.parameters import TENSORS_PER_LAUNCH
 
 _THREADS = 256  # of a block
 _MOST_THREADS = 2**17  # for groups of rows: about as many as are co-resident on a GPU

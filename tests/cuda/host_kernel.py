@@ -19,9 +19,10 @@ import numpy as np
 import torch
 
 from flashrnn.cache import cache_folder
+from flashrnn.cuda.arguments import Argument, check
 from flashrnn.cuda.build import SOURCES
 from flashrnn.cuda.dtype_kernel import DtypeKernel
-from flashrnn.cuda.parameters import Argument, Parameters, check, short_gradients
+from flashrnn.cuda.parameters import Parameters, short_gradients
 from flashrnn.cuda.short_gradients import SHARED_BYTES, THREADS, prelude
 from flashrnn.cuda.spec import KernelSpec
 from tests.cells.test_cuda import HOST

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from flashrnn import get_cell
-from flashrnn.cuda.parameters import Argument, Packed, Parameter, check, declaration, fused
+from flashrnn.cuda.arguments import Argument, Packed, check
+from flashrnn.cuda.parameters import Parameter, declaration, fused
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
 

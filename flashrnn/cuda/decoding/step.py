@@ -5,6 +5,7 @@ from functools import cache
 
 import torch
 
+from flashrnn.cuda.arguments import Argument
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.decoding.tiling import (
     COLUMNS,
@@ -18,7 +19,7 @@ from flashrnn.cuda.decoding.tiling import (
     tiling,
 )
 from flashrnn.cuda.launch import load
-from flashrnn.cuda.parameters import Argument, Parameter, Parameters, declaration
+from flashrnn.cuda.parameters import Parameter, Parameters, declaration
 
 
 def parameters(spec: ModelSpec) -> Parameters:

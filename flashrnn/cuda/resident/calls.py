@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
+from flashrnn.cuda.arguments import Argument
 from flashrnn.cuda.launch import Launch, zeros
-from flashrnn.cuda.parameters import Argument
 from flashrnn.cuda.resident import concurrent_gradient
 from flashrnn.cuda.resident.concurrent_gradient import ConcurrentGradient
 from flashrnn.cuda.resident.source import gate_format

@@ -8,8 +8,7 @@ running kernels, whatever else the GPU runs. The backward runs from the last lay
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from itertools import product
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,17 +16,14 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from flashrnn.cells import Cell
-from flashrnn.cuda import parameters
 from flashrnn.cuda.ahead import meanwhile
-from flashrnn.cuda.build import Binary, build
-from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.parameters import Argument, declaration
+from flashrnn.cuda.arguments import Argument
+from flashrnn.cuda.launch import LoadedKernel
 from flashrnn.cuda.resident import solver
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.resident.calls import Forward, producers
-from flashrnn.cuda.resident.source import LAYER_CHUNKS
+from flashrnn.cuda.resident.input_product import OPERATIONS, ProductTiling, compile_product, product_kernel
 from flashrnn.cuda.resident.tiling import Tiling
-from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import ALONE, Concurrency, KernelSpec, Variant
 from flashrnn.gpu import device_gpu
 from flashrnn.memory_format import aligned, empty_in_format
@@ -35,88 +31,10 @@ from flashrnn.problem import Gradients, Problem, StateGradients, empty_aux, stat
 from flashrnn.residual import Residual
 
 FEWEST_STEPS = 64
-THREADS = 256
-_STAGES = 6, 5, 4, 3  # stages of rows in shared memory: as many as fit
 # Fitted to times measured on an H200 (docs/dev/log.md), in clock cycles by the solver's estimates:
 _WORTH = 0.87  # maximum ratio to the estimate for layers in turn, which is up to 8 % too low
 _CHUNK = 1500  # cost for a loop of waiting for a chunk and counting it
 _HOP = 9500  # from the last store of a chunk to the next loop's first load of its product, without the product
-_PRODUCTS = 1600  # floating-point operations of a block per cycle
-
-
-@dataclass(frozen=True)
-class ProductTiling:
-    """How the product between two layers is distributed over blocks; names as in kernels/input_product.cuh."""
-
-    K: int
-    width: int
-    columns: int
-    rows: int
-    backward: bool = False
-    stages: int = min(_STAGES)
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.width // self.columns)
-
-    @property
-    def chunk(self) -> int:
-        """Return the steps of a chunk."""
-        return LAYER_CHUNKS["backward" if self.backward else "forward"]
-
-    @property
-    def shared_bytes(self) -> int:
-        depth = -(-self.K // 64) * 64
-        weights = depth * self.columns * 2 if self.backward else self.columns * (depth * 2 + 16)
-        return weights + self.stages * self.rows * 128
-
-    def step_operations(self, batch: int) -> int:
-        """Return the floating-point operations of a block per time step."""
-        return 2 * batch * self.columns * self.K
-
-    @staticmethod
-    def of(spec: KernelSpec) -> "ProductTiling | None":
-        """Return the tiling with the fewest blocks that takes no longer than the time steps of a layer; None if there
-        is none."""
-        H, backward = spec.heads * spec.head_dim, spec.direction == "backward"
-        gates = len(spec.cell.input_gates) * H
-        K, width = (gates, H) if backward else (H, gates)
-        step = solver.cycles(spec, solver.likely_tiling(spec))
-        sizes = [(columns, rows) for columns in (128, 64, 32) for rows in (256, 128, 64) if rows > 64 or columns == 128]
-        for (columns, rows), stages in product(sizes, _STAGES):
-            tiling = ProductTiling(K, width, columns, rows, backward, stages)
-            idle = rows > 128 and spec.batch * tiling.chunk <= rows // 2
-            fits = tiling.shared_bytes <= spec.gpu.shared_per_block
-            if fits and not idle and tiling.step_operations(spec.batch) <= step * _PRODUCTS:
-                return tiling
-        return None
-
-
-def compile_product(spec: KernelSpec, tiling: ProductTiling) -> Binary:
-    """Return the compiled kernel of a product. This needs no GPU."""
-    header, entry = "resident/kernels/input_product.cuh", "flashrnn_input_product"
-    return build(prelude(spec.dtype, tiling), header, entry, spec.gpu.arch, str(spec))
-
-
-def prelude(dtype: torch.dtype, tiling: ProductTiling) -> str:
-    """Return the printed source before the header."""
-    constants = {
-        "BACKWARD": tiling.backward,
-        "K": tiling.K,
-        "WIDTH": tiling.width,
-        "COLUMNS": tiling.columns,
-        "ROWS": tiling.rows,
-        "STAGES": tiling.stages,
-        "LAYER_CHUNK": tiling.chunk,
-        "SHARED_BYTES_EXPECTED": tiling.shared_bytes,
-    }
-    return "\n".join((definitions(dtype, constants, {}), declaration(parameters.input_product(dtype))))
-
-
-@cache
-def _product_kernel(spec: KernelSpec, tiling: ProductTiling, cluster: int, device: int) -> LoadedKernel:
-    shape = THREADS, tiling.shared_bytes, cluster, False
-    return load(compile_product(spec, tiling), parameters.input_product(spec.dtype), device, *shape, dependent=True)
 
 
 def are_faster(problem: Problem, batch: int, layers: int, backend: str) -> bool:
@@ -143,7 +61,7 @@ def _product_tiling(alone: KernelSpec, layers: int, steps: int) -> ProductTiling
     if _clusters(spec, producers(spec, loop), loop.blocks) > spec.gpu.clusters_at_once(loop.blocks):
         return None
     offset = tiling.chunk + loop.stages  # by which a layer is behind the previous one
-    of_chunk = tiling.chunk * tiling.step_operations(spec.batch) / _PRODUCTS
+    of_chunk = tiling.chunk * tiling.step_operations(spec.batch) / OPERATIONS
     expected = (steps + (layers - 1) * offset) * (solver.cycles(spec, loop) + _CHUNK / tiling.chunk)
     expected += (layers - 1) * (of_chunk + _HOP)
     in_turn = layers * steps * solver.cycles(alone, solver.likely_tiling(alone))
@@ -364,12 +282,12 @@ def _chain(
     device: torch.device,
 ) -> _Chain | None:
     """Return the launches of loops with this tiling; None if they cannot run concurrently."""
-    product = _product_kernel(alone, tiling, loop.blocks, device.index)
+    product = product_kernel(alone, tiling, loop.blocks, device.index)
     spec = replace(alone, layers=layers, product_blocks=tiling.blocks)
     blocks = producers(spec, loop)
     if _clusters(spec, blocks, loop.blocks) > min(spec.gpu.clusters_at_once(loop.blocks), product.at_once):
         return None
     idle = spec.gpu.multiprocessors - layers * blocks - (layers - 1) * -(-tiling.blocks // loop.blocks) * loop.blocks
-    last = _product_kernel(alone, tiling, 1, device.index) if tiling.backward and tiling.blocks <= idle else None
+    last = product_kernel(alone, tiling, 1, device.index) if tiling.backward and tiling.blocks <= idle else None
     counts = blocks if tiling.backward else blocks * loop.unit_tiles  # as for_each_chunk counts
     return _Chain(tiling, product, last, counts, sizes)

@@ -13,11 +13,12 @@ from torch.nn.functional import pad
 from flashrnn.cells import Cell
 from flashrnn.cells.printers.cuda import exchanges
 from flashrnn.cells.trace import trace, untraceable
+from flashrnn.cuda.arguments import Argument
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.parameters import Argument, streaming
+from flashrnn.cuda.parameters import streaming
 from flashrnn.cuda.spec import KernelSpec, specs_of, variant_of
 from flashrnn.cuda.streaming.tiling import (
     SOLVER,

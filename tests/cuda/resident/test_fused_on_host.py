@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from flashrnn import Cell, FlashRNN, cuda_layer, flashrnn, functional, get_cell, repeated, residual
 from flashrnn.cuda import short_gradients, spec, weight_gradient
-from flashrnn.cuda.parameters import Argument, fused
+from flashrnn.cuda.arguments import Argument
+from flashrnn.cuda.parameters import fused
 from flashrnn.cuda.resident import backend, calls, tiling
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.resident.source import gate_format, prelude

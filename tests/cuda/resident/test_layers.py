@@ -11,10 +11,11 @@ import torch
 
 from flashrnn import FlashRNN, cuda_layer, get_cell
 from flashrnn.cuda import parameters
-from flashrnn.cuda.parameters import Argument, Parameter, fused
-from flashrnn.cuda.resident import backend, calls, layers, tiling
+from flashrnn.cuda.arguments import Argument
+from flashrnn.cuda.parameters import Parameter, fused
+from flashrnn.cuda.resident import backend, calls, input_product, layers, tiling
+from flashrnn.cuda.resident.input_product import ProductTiling
 from flashrnn.cuda.resident.kernel import SPILLED, compile_best
-from flashrnn.cuda.resident.layers import ProductTiling
 from flashrnn.cuda.resident.source import LAYER_CHUNKS, prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.spec import KernelSpec, Variant
@@ -134,12 +135,13 @@ def overlapped(on_host, monkeypatch):  # noqa: F811
             return between_neighbours(spec.direction, text, fused(spec), *sizes, **of_kind), chosen
 
         def product(spec, tiling, cluster, device):
-            text, sizes = layers.prelude(spec.dtype, tiling), (cluster, layers.THREADS, tiling.shared_bytes)
+            text, shared = input_product.prelude(spec.dtype, tiling), tiling.shared_bytes
+            sizes = cluster, input_product.THREADS, shared
             own = parameters.input_product(spec.dtype)
             return between_neighbours("input_product", text, own, *sizes, backwards=tiling.backward)
 
         monkeypatch.setattr(backend, "_kernel", cache(loop))
-        monkeypatch.setattr(layers, "_product_kernel", cache(product))
+        monkeypatch.setattr(layers, "product_kernel", cache(product))
         monkeypatch.setattr(layers, "_product_tiling", lambda alone, *_: products[alone.direction])
         return launched
 
@@ -257,6 +259,6 @@ def test_no_register_spills_in_the_loops(head_dim, number, direction):
     variant = Variant(aux=torch.float16, training=True)
     alone = KernelSpec(direction, LSTM, 1, head_dim, 16, torch.bfloat16, named_gpu("H100"), variant)
     product = layers._product_tiling(alone, number, 512)
-    assert layers.compile_product(alone, product).spilled == 0
+    assert input_product.compile_product(alone, product).spilled == 0
     spec = replace(alone, layers=number, product_blocks=product.blocks)
     assert compile_best(spec)[0].spilled <= SPILLED
