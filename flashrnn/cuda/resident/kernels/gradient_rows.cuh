@@ -94,17 +94,22 @@ struct RowSource {
     u32 zero = 0;  // one bit for each copy of h: whether a reset precedes its step
 #pragma unroll
     for (int i = 0; RESET && i < H_COPIES; i++) zero |= u32(at.reset[i] != 0) << i;
-    if (at.step > 0 && at.block + TOGETHER <= rows.sequences) {  // all rows exist, and none is a first step
+    const int blocks = rows.sequences - at.block;  // that exist, of the load's
+    if (at.step > 0) {  // no row is a first step
       const scalar* from = gradients + (first + offset(own)) * stride;
       const scalar* from_h = rows.h + (first + offset(own_h) - rows.row_t) * ROW + head_column;
+      auto each = [&](auto exists) {
 #pragma unroll
-      for (int i = 0; i < COPIES; i++) left(i, from + offset(i * AT_ONCE) * stride, has_units);
+        for (int i = 0; i < COPIES; i++) left(i, from + offset(i * AT_ONCE) * stride, has_units && exists(own + i * AT_ONCE));
 #pragma unroll
-      for (int i = 0; i < H_COPIES; i++)
-        if (copies_h()) right(i, from_h + offset(i * H_AT_ONCE) * ROW, has_column && !(zero >> i & 1));
+        for (int i = 0; i < H_COPIES; i++)
+          if (copies_h()) right(i, from_h + offset(i * H_AT_ONCE) * ROW, has_column && exists(own_h + i * H_AT_ONCE) && !(zero >> i & 1));
+      };
+      if (blocks >= TOGETHER) each([](int) { return true; });
+      else each([&](int row) { return row / CHUNK_UNIT < blocks; });
     } else {
       auto exists = [&](int row) {
-        return at.block + row / CHUNK_UNIT < rows.sequences && (batch_outside ? at.step + row % CHUNK_UNIT : first + row) >= 0;
+        return row / CHUNK_UNIT < blocks && (batch_outside ? at.step + row % CHUNK_UNIT : first + row) >= 0;
       };
       auto h_before = [&](int row) -> const scalar* {
         const i64 index = first + offset(row), sequence = batch_outside ? at.block + row / CHUNK_UNIT : index;
