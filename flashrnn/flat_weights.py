@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flashrnn.cells import GRU, LSTM
-from flashrnn.cuda.launch import read_only_zeros
+from flashrnn.cuda.zeros import read_only_zeros
 
 _DEVICE = "cuda"
 

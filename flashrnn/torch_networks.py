@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from flashrnn.cuda.launch import read_only_zeros
+from flashrnn.cuda.zeros import read_only_zeros
 from flashrnn.eager import as_dtype
 from flashrnn.problem import PLAIN
 

@@ -1,8 +1,5 @@
-"""PyTorch's streams and memory in kernel launches, tested with a fake GPU."""
+"""Loading and launching of kernels, tested with a fake GPU."""
 
-import gc
-import threading
-import weakref
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,75 +18,17 @@ from flashrnn.gpu import named_gpu
 from flashrnn.problem import KernelUnavailable
 
 
-@pytest.fixture
-def gpu(monkeypatch) -> SimpleNamespace:
-    """Fake two GPUs; return the current device, its stream, whether it captures a graph, and the allocating threads."""
-    state = SimpleNamespace(device=0, stream=0, capturing=False, threads=[])
-
-    def new_zeros(size: int) -> torch.Tensor:
-        state.threads.append(threading.get_ident())
-        return torch.zeros(size, dtype=torch.uint8)
-
-    monkeypatch.setattr(launch, "_new_zeros", new_zeros)
-    monkeypatch.setattr(launch, "current_stream", lambda device: state.stream)
-    monkeypatch.setattr(launch, "current_device", lambda: state.device)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: state.stream)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
-    for name in ("device", "stream"):
-        monkeypatch.setattr(torch.cuda, name, lambda _: nullcontext())
-    launch._cached_zeros.cache_clear()
-    yield state
-    launch._cached_zeros.cache_clear()
-
-
-def test_zeros_are_reused_on_the_same_gpu_and_stream(gpu):
-    first = launch.zeros(0, 100)
-    assert launch.zeros(0, 2**20) is first
-    assert len(first) >= 2**20
-    assert not first.any()
-    larger = launch.zeros(0, 2**20 + 1)
-    assert len(larger) > 2**20
-    assert launch.zeros(1, 100) is not first
-    gpu.stream = 7
-    assert launch.zeros(0, 100) is not first
-
-
-def test_captured_graph_allocates_its_own_zeros(gpu):
-    kept = launch.zeros(0, 100)
-    gpu.capturing = True
-    own, larger = launch.zeros(0, 100), launch.zeros(0, 2**22)
-    assert own is not kept
-    assert len(larger) == 2**22
-    gpu.capturing = False
-    assert launch.zeros(0, 100) is kept
-    assert launch.zeros(0, 2**22) is not larger
-
-
-def test_cached_zeros_are_allocated_outside_of_memory_pools(gpu):
-    launch.zeros(0, 100)
-    assert gpu.threads != [threading.get_ident()]
-    gpu.capturing = True
-    launch.zeros(0, 100)
-    assert gpu.threads[1:] == [threading.get_ident()]
-
-
-def test_zeros_of_unused_streams_are_freed(gpu):
-    first = weakref.ref(launch.zeros(0, 100))
-    for gpu.stream in range(1, 17):
-        launch.zeros(0, 100)
-    gc.collect()
-    assert first() is None
-
-
-def test_default_streams_of_two_gpus_are_different(gpu, monkeypatch):
+def test_default_streams_of_two_gpus_are_different(monkeypatch):
+    monkeypatch.setattr(launch, "current_stream", lambda device: 0)
     monkeypatch.setattr("cuda.core.Stream", SimpleNamespace(from_handle=lambda handle: SimpleNamespace(handle=handle)))
     first, second = launch._current_stream(0), launch._current_stream(1)
     assert first.handle == second.handle == 0
     assert first is not second
 
 
-def test_kernel_that_does_not_fit_on_the_gpu_is_unavailable(gpu, monkeypatch):
+def test_kernel_that_does_not_fit_on_the_gpu_is_unavailable(monkeypatch):
     """As in a partition of a GPU (MIG) that is too small for a cluster."""
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     loaded = SimpleNamespace(get_kernel=lambda entry: SimpleNamespace(handle=0))
     monkeypatch.setattr("cuda.core.Device", lambda device: SimpleNamespace(set_current=lambda: None))
     monkeypatch.setattr("cuda.core.ObjectCode", SimpleNamespace(from_cubin=lambda code, name: loaded))

@@ -9,9 +9,9 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from flashrnn import FlashRNN, flashrnn, get_cell
-from flashrnn.cuda import launch
 from flashrnn.cuda.resident import backend, concurrent_gradient
 from flashrnn.cuda.spec import KernelSpec, Variant
+from flashrnn.cuda.zeros import _cached_zeros
 from flashrnn.gpu import named_gpu
 from flashrnn.memory_format import empty_in_format
 from flashrnn.products import weight_gradient_of_states
@@ -145,7 +145,7 @@ def test_cuda_graph_captures_a_first_call_without_states():
         d_h = torch.randn_like(h)
         (expected,) = torch.autograd.grad(h, Wx, d_h)
     torch.cuda.current_stream().wait_stream(stream)
-    launch._cached_zeros.cache_clear()
+    _cached_zeros.cache_clear()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = flashrnn(Wx, R, b, None, LSTM, "cuda_fused")[0]
@@ -160,12 +160,12 @@ def test_cuda_graph_captures_a_first_call_without_states():
 
 def test_zeros_of_initial_states_are_allocated_and_freed_by_pytorch():
     Wx, R, b, _ = on_gpu("cuda_fused", 64, 4, 1, 768)
-    launch._cached_zeros.cache_clear()
+    _cached_zeros.cache_clear()
     before = torch.cuda.memory_allocated()
     with torch.no_grad():
         flashrnn(Wx, R, b, None, LSTM, "cuda_fused")
     assert torch.cuda.memory_allocated() == before + 2**20  # at least 64 x 768 x 2 states x 4 bytes
-    launch._cached_zeros.cache_clear()
+    _cached_zeros.cache_clear()
     assert torch.cuda.memory_allocated() == before
 
 
@@ -173,7 +173,7 @@ def test_layer_compiled_to_cuda_graphs_equals_the_eager_layer():
     torch.manual_seed(0)
     layer = FlashRNN(64, 128, num_heads=2, batch_first=True, device="cuda", dtype=torch.bfloat16, backend="cuda_fused")
     compiled = torch.compile(layer, fullgraph=True, mode="reduce-overhead")
-    launch._cached_zeros.cache_clear()
+    _cached_zeros.cache_clear()
     for _ in range(4):  # eager, warm-up, capture, replay
         x = torch.randn(4, 33, 64, device="cuda", dtype=torch.bfloat16)
         torch.compiler.cudagraph_mark_step_begin()

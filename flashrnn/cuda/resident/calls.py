@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
 from flashrnn.cuda.arguments import Argument
-from flashrnn.cuda.launch import Launch, zeros
+from flashrnn.cuda.launch import Launch
 from flashrnn.cuda.resident import concurrent_gradient
 from flashrnn.cuda.resident.concurrent_gradient import ConcurrentGradient
 from flashrnn.cuda.resident.source import gate_format
@@ -25,6 +25,7 @@ from flashrnn.cuda.short_gradients import ShortGradients
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.sum_of_partials import sum_of_partials
 from flashrnn.cuda.weight_gradient import WeightGradient
+from flashrnn.cuda.zeros import zeros
 from flashrnn.memory_format import aligned, contiguous, empty_in_format
 from flashrnn.problem import Gradients, Inputs, StateGradients, States, empty_states, tf32_allowed
 from flashrnn.products import constant, recurrent_only
