@@ -184,7 +184,7 @@ def _resident(
     if overlapped := concurrent_gradient.overlapped(spec, producers(spec, likely)):
         yield (
             f"d_R of {problem.cell.name}, batch {batch}, overlapped",
-            partial(concurrent_gradient.compile_kernel, spec, overlapped),
+            partial(concurrent_gradient.compile_kernels, spec, overlapped),
         )
 
 

@@ -233,6 +233,7 @@ def concurrent_gradient(spec: KernelSpec) -> Parameters:
         *_gradient_rows(spec),
         _Tensors(spec).writes("d_R", "scalar", GR, N, D, D),
         _Tensors(spec).writes("sums", "float"),
+        Parameter("added", "u32*", torch.int32),
         Parameter("progress", "const u32*", torch.int32),
         *_numbers("producers", "B", "T", "row_t"),
     )

@@ -207,7 +207,7 @@ struct Warp {
 struct Block {
   char* shared;
   int bytes, rank;
-  bool last;  // of the grid
+  std::atomic<bool> any;  // of __syncthreads_or
   Barrier barriers[16];
   std::vector<Warp> warps;
   Block(int rank, int threads, int bytes);
@@ -222,6 +222,15 @@ struct Group {  // that run together
 
 inline void __syncwarp() { self->warp->meet.wait(32); }
 inline void __syncthreads() { dawdle(), self->block->barriers[0].wait(blockDim.x), dawdle(); }
+inline bool __syncthreads_or(bool value) {
+  if (threadIdx.x == 0) self->block->any = false;
+  __syncthreads();
+  if (value) self->block->any = true;
+  __syncthreads();
+  const bool any = self->block->any;
+  __syncthreads();
+  return any;
+}
 template <int THREADS>
 inline void named_barrier(int id) {
   if constexpr (THREADS == 32) return __syncwarp();
@@ -477,12 +486,12 @@ inline void count_up(u32* counter) {
   shared_word<u32>(counter).fetch_add(1, std::memory_order_relaxed);
   wake(counter);
 }
+inline u32 read_counter(const u32* counter) {
+  dawdle();
+  return shared_word<u32>(counter).load(std::memory_order_relaxed);
+}
 inline void await(const u32* counter, u32 count) {
   while (shared_word<u32>(counter).load(std::memory_order_acquire) < count) sleep_until_woken(counter);
-}
-
-inline void await_count(const u32* counter, u32 count) {
-  while (shared_word<u32>(counter).load(std::memory_order_relaxed) < count) sleep_until_woken(counter);
 }
 
 inline void raise_to(u64* number, u64 at_least) {
@@ -492,9 +501,7 @@ inline void raise_to(u64* number, u64 at_least) {
 inline u32 signal_and_count(u32* counter) { return shared_word<u32>(counter).fetch_add(1, std::memory_order_acq_rel); }
 inline bool last_of_grid(u32* counter) {
   __syncthreads();
-  if (threadIdx.x == 0) self->block->last = signal_and_count(counter) == gridDim.x - 1;
-  __syncthreads();
-  return self->block->last;
+  return __syncthreads_or(threadIdx.x == 0 && signal_and_count(counter) == gridDim.x - 1);
 }
 
 inline std::atomic<int> primary_blocks{0};  // of the kernel before this one that are not done

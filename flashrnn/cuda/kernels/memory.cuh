@@ -54,6 +54,13 @@ DEVICE void await(const u32* counter, u32 count) {
   while (now < count);
 }
 
+// Returns the counter, without acquiring anything.
+DEVICE u32 read_counter(const u32* counter) {
+  u32 now;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter));
+  return now;
+}
+
 // Raises a number to at least `at_least`. Other blocks may raise it concurrently.
 DEVICE void raise_to(u64* number, u64 at_least) {
   asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(number), "l"(at_least) : "memory");

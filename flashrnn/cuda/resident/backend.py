@@ -256,7 +256,7 @@ def _backward_kernel(
     """Return the kernel, its tiling and, if a kernel for d_R can overlap with it, that kernel's tiling."""
     overlaps = steps >= concurrent_gradient.fewest_steps(spec) and spec.layers == 1
     likely = overlaps and concurrent_gradient.overlapped(spec, producers(spec, solver.likely_tiling(spec)))
-    with meanwhile(partial(concurrent_gradient.compile_kernel, spec, likely)) if likely else nullcontext():
+    with meanwhile(partial(concurrent_gradient.compile_kernels, spec, likely)) if likely else nullcontext():
         kernel, loop = _kernel(choose, spec, device, dependent)
     one_wave = loop.batches(spec.batch) * spec.heads <= kernel.at_once
     if overlaps and one_wave and (overlapped := concurrent_gradient.overlapped(spec, producers(spec, loop))):

@@ -4,7 +4,7 @@ The kernel is launched as a programmatic dependent of the loop: it begins when a
 these count the chunks of steps that they have finished. It multiplies by wgmma, so it needs a Hopper GPU.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import NamedTuple
@@ -77,10 +77,18 @@ class Tiling:
     tiles: int  # per block
     blocks: int
     rows: int  # per load
+    resumes: bool = False  # adds the rows that another kernel has left
 
     @property
     def threads(self) -> int:
         return 2 * self.units
+
+    def kernels(self, dtype: torch.dtype) -> "tuple[Tiling, ...]":
+        """Return the tilings of the kernels that compute d_R: in float32, if tiles take turns, another kernel adds the
+        rows that are left when the loop ends."""
+        if self.tiles == 1 or dtype != torch.float32:
+            return (self,)
+        return self, replace(self, tiles=1, blocks=self.blocks * self.tiles, resumes=True)
 
     def step(self, spec: KernelSpec) -> float:
         """Return the estimated nanoseconds that a step takes."""
@@ -177,14 +185,16 @@ class ConcurrentGradient:
         self, spec: KernelSpec, tiling: Tiling, producers: int, h: Tensor, states: Tensor | None, reset: Tensor | None
     ) -> None:
         B, T, N, D = h.shape
-        self._kernel, self._blocks = _kernel(spec, tiling, h.device.index), tiling.blocks
+        self._kernels = [(one.blocks, _kernel(spec, one, h.device.index)) for one in tiling.kernels(h.dtype)]
         self._d_R = h.new_empty(len(spec.cell.recurrent_gates), N, D, D)
-        sums = tiling.blocks * tiling.tiles * tiling.units * tiling.columns if tiling.tiles > 1 else 0
+        tiles = tiling.blocks * tiling.tiles if tiling.tiles > 1 else 0
+        self.added = h.new_empty(tiles, dtype=torch.int32) if tiles else None  # steps, by the kernel beside the loop
         self.progress = torch.zeros(-(-T // CHUNK_UNIT), dtype=torch.int32, device=h.device)
         self._known = {
             **previous_h(h, states, reset),
             "d_R": self._d_R,
-            "sums": h.new_empty(sums, dtype=torch.float32) if sums else None,
+            "sums": h.new_empty(tiles * tiling.units * tiling.columns, dtype=torch.float32) if tiles else None,
+            "added": self.added,
             "progress": self.progress,
             "producers": producers,
             "B": B,
@@ -193,8 +203,9 @@ class ConcurrentGradient:
         }
 
     def __call__(self, d_Wx: Tensor, d_u: Tensor) -> Tensor:
-        """Launch the kernel for these gradients of the gates. Return d_R, which it writes."""
-        self._kernel.launch(self._blocks, {"d_x": d_Wx, "d_u": d_u, **self._known})
+        """Launch the kernels for these gradients of the gates. Return d_R, which they write."""
+        for blocks, kernel in self._kernels:
+            kernel.launch(blocks, {"d_x": d_Wx, "d_u": d_u, **self._known})
         return self._d_R
 
 
@@ -202,7 +213,14 @@ class ConcurrentGradient:
 def _kernel(spec: KernelSpec, tiling: Tiling, device: int) -> LoadedKernel:
     # All of the shared memory, so that each block gets a multiprocessor that the loop does not use.
     shape = tiling.threads, spec.gpu.shared_per_block, 1, False
-    return load(compile_kernel(spec, tiling), parameters.concurrent_gradient(spec), device, *shape, dependent=True)
+    dependent = not tiling.resumes
+    return load(compile_kernel(spec, tiling), parameters.concurrent_gradient(spec), device, *shape, dependent)
+
+
+def compile_kernels(spec: KernelSpec, tiling: Tiling) -> None:
+    """Compile the kernels of a tiling. This needs no GPU."""
+    for one in tiling.kernels(spec.dtype):
+        compile_kernel(spec, one)
 
 
 def compile_kernel(spec: KernelSpec, tiling: Tiling) -> Binary:
@@ -224,6 +242,7 @@ def prelude(spec: KernelSpec, tiling: Tiling) -> str:
         "THREADS": tiling.threads,
         "CHUNK_UNIT": CHUNK_UNIT,
         "TURN_STEPS": _TURN_STEPS,
+        "RESUMES": tiling.resumes,
         "SHARED_BYTES_EXPECTED": spec.gpu.shared_per_block,
     }
     source = definitions(spec.dtype, sizes | constants, indices, spec.variant.tf32)

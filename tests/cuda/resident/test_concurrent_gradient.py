@@ -45,6 +45,7 @@ void with_loop(const scalar* given, PARAMETERS) {
   const i64 B = params.B, T = params.T;
   if (blockIdx.x >= PRODUCERS) {
     blockIdx.x -= PRODUCERS, readers++;
+    while (BEGINS_LATE && primary_blocks.load(std::memory_order_acquire) > 0) yield();
     return flashrnn_concurrent_gradient(PARAMETER_NAMES);
   }
   if (threadIdx.x > 0) return;
@@ -69,15 +70,19 @@ void with_loop(const scalar* given, PARAMETERS) {
 
 @pytest.fixture
 def on_host(monkeypatch):
-    """Let the kernel run on the processor, concurrently with a loop that writes the gradients `given`."""
+    """Let the kernels run on the processor, the first concurrently with a loop that writes the gradients `given`, or
+    `late`: when that has ended."""
 
-    def use(given: Tensor) -> None:
+    def use(given: Tensor, late: bool = False) -> None:
         @cache
         def kernel(spec, tiling, device):
-            header = "resident/kernels/concurrent_gradient.cuh"
-            library = compile_for_host("with_loop", prelude(spec, tiling), header, LOOP)
-            with_given = (Parameter("given", "const scalar*", spec.dtype), *parameters.concurrent_gradient(spec))
-            loaded = HostKernel(library, with_given, None, tiling.threads, H100.shared_per_block)
+            header, text = "resident/kernels/concurrent_gradient.cuh", prelude(spec, tiling)
+            shape, own = (None, tiling.threads, H100.shared_per_block), parameters.concurrent_gradient(spec)
+            if tiling.resumes:
+                return HostKernel(compile_for_host("flashrnn_concurrent_gradient", text, header), own, *shape)
+            loop = f"constexpr bool BEGINS_LATE = {int(late)};" + LOOP
+            with_given = (Parameter("given", "const scalar*", spec.dtype), *own)
+            loaded = HostKernel(compile_for_host("with_loop", text, header, loop), with_given, *shape)
 
             def launch(blocks, by_name):
                 loaded.launch(PRODUCERS + blocks, {"given": given, **by_name})
@@ -168,7 +173,36 @@ def test_weight_gradient_with_tf32(on_host, case, tiling):
     _check_sum(on_host, case, torch.float32, True, tiling, 1e-4, tf32=True)
 
 
-def _check_sum(on_host, case: Case, dtype: torch.dtype, states: bool, tiling: Tiling, atol: float, tf32: bool = False):
+@pytest.mark.parametrize(
+    ("case", "tiling", "tf32"),
+    [
+        (Case(ELMAN, B=2, T=134, N=1, D=72), Tiling(128, 40, 2, 1, 32), False),
+        pytest.param(
+            Case(LSTM, B=3, T=180, N=1, D=72, time_major=True), Tiling(128, 72, 3, 1, 32), False, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            Case(GRU, B=6, T=130, N=2, D=40, reset=True), Tiling(128, 40, 2, 1, 32), True, marks=pytest.mark.slow
+        ),
+    ],
+    ids=["two turns", "three turns", "TF32"],
+)
+def test_rows_that_are_left_after_the_loop_are_added(on_host, case, tiling, tf32):
+    atol = 1e-4 if tf32 else 5e-6
+    added = _check_sum(on_host, case, torch.float32, True, tiling, atol, tf32, late=True)
+    assert (added < case.T - 48).any()
+
+
+def _check_sum(
+    on_host,
+    case: Case,
+    dtype: torch.dtype,
+    states: bool,
+    tiling: Tiling,
+    atol: float,
+    tf32: bool = False,
+    late: bool = False,
+) -> Tensor | None:
+    """Return the steps that the first kernel has added to each tile, if tiles take turns."""
     cell, B, T, N, D = case[:5]
     torch.manual_seed(0)
     h = torch.randn(T, B, N, D).transpose(0, 1) if case.time_major else torch.randn(B, T, N, D)
@@ -177,7 +211,7 @@ def _check_sum(on_host, case: Case, dtype: torch.dtype, states: bool, tiling: Ti
     d_Wx = torch.full_like(given, torch.nan)
     d_u = empty_in_format(h, len(products.recurrent_only(cell)), N, D).normal_()
     reset = _resets(B, T) if case.reset else None
-    on_host(given)
+    on_host(given, late)
     spec = KernelSpec("backward", cell, N, D, B, dtype, H100, Variant(reset=case.reset, tf32=tf32))
     concurrent = ConcurrentGradient(spec, tiling, PRODUCERS, h, initial, reset)
     assert not concurrent.progress.any()
@@ -188,6 +222,7 @@ def _check_sum(on_host, case: Case, dtype: torch.dtype, states: bool, tiling: Ti
     assert out.dtype == dtype
     rtol = torch.finfo(dtype).eps
     torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=atol * expected.std().item())
+    return concurrent.added
 
 
 def _resets(B: int, T: int) -> Tensor:

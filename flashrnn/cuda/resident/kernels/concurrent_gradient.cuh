@@ -2,10 +2,16 @@
 // is a step of a sequence) of each gate's gradient times the previous h. A block computes TILES tiles of d_R, of UNITS
 // of a head's GR * D rows by COLUMNS of its D columns. The tiles take turns: while the rows of some chunks are added to
 // one tile, its sums are in registers; those of the other tiles are in memory, i.e. in the L2 cache.
+//
+// Float32, whose products take longer: a block of several tiles stops at the end of the turn during which the loop has
+// ended. Another kernel (RESUMES) adds the remaining rows, with a block for each tile: all multiprocessors are free then.
 #pragma once
 #include "resident/kernels/gradient_rows.cuh"
 
 static_assert(THREADS == 2 * UNITS);  // one warpgroup for 64 units
+static_assert(!RESUMES || TILES == 1);
+constexpr bool STOPS = TILES > 1 && BYTES == 4;
+constexpr int FEW_STEPS = 48;  // that a block adds itself, because launching the other kernel takes about as long
 static_assert(STAGES > (BYTES == 2 ? 2 : 1) && SHARED_BYTES_EXPECTED >= STAGES * STAGE + AHEAD * COPIED);
 
 // The sums that a warpgroup computes.
@@ -86,23 +92,29 @@ DEVICE Tile tile_of_block(int tile) { return Tile(blockIdx.x * TILES + tile); }
 // The order in which the tiles of a block take turns, and the number of loads in each turn.
 struct Turns {
   int sequences, steps;
-  int begin = 0, end = 0, chunks = 0;  // the steps of the turn; the number of chunks up to its end
-  int turn = TILES - 1, left = 0;      // left: remaining loads of the turn
-  bool reversed = true;                // the tile that was last, in registers, is the first in the next turns
+  int begin, end, chunks = 0;      // the steps of the turn; the number of chunks up to its end
+  int turn = TILES - 1, left = 0;  // left: remaining loads of the turn
+  bool reversed = true;            // the tile that was last, in registers, is the first in the next turns
+  int count = 0, last = -1;        // the number of turns so far; that of the turn at whose end the block stops early
 
-  DEVICE explicit Turns(const Rows& rows) : sequences(rows.sequences), steps(rows.steps) {}
-  DEVICE bool over() const { return left == 0 && end == steps && turn == TILES - 1; }
+  DEVICE Turns(const Rows& rows, int first) : sequences(rows.sequences), steps(rows.steps), begin(first), end(first) {}
+  DEVICE bool over() const { return left == 0 && ((STOPS && count == last) || (end == steps && turn == TILES - 1)); }
   DEVICE int tile() const { return reversed ? TILES - 1 - turn : turn; }
+  // Returns up to which step the rows have been added to a tile at the end of the turn.
+  DEVICE int added(int tile) const { return (reversed ? TILES - 1 - tile : tile) <= turn ? end : begin; }
+  // Returns how many steps are left then for the tile with the most.
+  DEVICE int most_left() const { return steps - (turn < TILES - 1 ? begin : end); }
   // Advances to the next turn; returns whether that begins with new chunks.
   DEVICE bool next() {
     const bool others = ++turn == TILES;
+    count++;
     if (others) {
       turn = 0, reversed = !reversed, begin = end;
       // Few turns, but short ones at the beginning, when this kernel waits for the loop, and at the end, when it is
       // waited for.
       const int enough = TILES > 1 ? min(TURN_STEPS, min(begin, (steps - begin) / 2)) : 0;
-      do end += chunk_steps(end, steps - end), chunks++;
-      while (end - begin < enough);
+      if (RESUMES) end = steps;
+      while (!RESUMES && (end == begin || end - begin < enough)) end += chunk_steps(end, steps - end), chunks++;
     }
     left = (end - begin + CHUNK_UNIT - 1) / CHUNK_UNIT * ((sequences + TOGETHER - 1) / TOGETHER);
     return others;
@@ -116,12 +128,23 @@ struct Loads {
   Turns turns;
   RowSource source;
   Cursor at;
-  DEVICE Loads(const Params& params, const Rows& rows)
-      : progress(params.progress), producers(u32(params.producers)), turns(rows), source(rows, tile_of_block(turns.tile())) {}
+  int counted = 0;  // STOPS: the number of chunks that the loop counts
+  u32 done = 0;     // thread 0: how many of its blocks had counted the last one, when the last load of a turn began
+  DEVICE Loads(const Params& params, const Rows& rows, int first)
+      : progress(params.progress), producers(u32(params.producers)), turns(rows, first), source(rows, tile_of_block(turns.tile())) {
+    if (!STOPS) return;
+    for (int end = chunk_steps(0, rows.steps); end < rows.steps; counted++) end += chunk_steps(end, rows.steps - end);
+  }
 
+  // Returns whether another kernel adds the remaining rows faster. All threads of the block call this.
+  DEVICE bool are_left_over() const {
+    if (!STOPS || turns.count == 0 || turns.most_left() <= FEW_STEPS) return false;
+    return __syncthreads_or(threadIdx.x == 0 && done == producers);
+  }
   // Waits until the rows of the next load have been written; returns false if there is none.
   DEVICE bool ready() {
     if (turns.left > 0) return true;
+    if (are_left_over()) turns.last = turns.count;
     if (turns.over()) return false;
     if (turns.next()) {
       if (turns.end < turns.steps) {
@@ -138,6 +161,7 @@ struct Loads {
   }
   DEVICE void advance() {
     if (--turns.left > 0) source.advance(at);
+    else if (STOPS && threadIdx.x == 0) done = read_counter(progress + counted - 1);  // needed one load later
   }
 };
 
@@ -147,7 +171,9 @@ struct Products {
   Turns turns;
   scalar* d_R;
   float* memory;  // for the sums that are not in registers
-  DEVICE Products(const Params& params, const Rows& rows) : turns(rows), d_R(params.d_R), memory(params.sums) {}
+  DEVICE Products(const Params& params, const Rows& rows, int first) : turns(rows, first), d_R(params.d_R), memory(params.sums) {
+    if (RESUMES && first > 0) sums.load(Sums::saved(memory, 0));
+  }
 
   // Starts to add the products of a load.
   DEVICE void add(u32 stage) {
@@ -162,17 +188,28 @@ struct Products {
   // Saves the sums of tile `held` and loads those of the current tile.
   DEVICE void take_turns(int held) {
     if (SPLITS == 1) warpgroup_wait<0>();
-    if (turns.end == turns.steps) sums.store(d_R, tile_of_block(held));  // complete: all rows have been added
-    else sums.save(Sums::saved(memory, held));
+    put_aside(held);
     if (turns.begin == 0) sums.clear();
     else sums.load(Sums::saved(memory, turns.tile()));
   }
+  // Stores the sums of a tile in d_R if all rows have been added, else in memory.
+  DEVICE void put_aside(int tile) const {
+    if (TILES == 1 || turns.end == turns.steps) sums.store(d_R, tile_of_block(tile));
+    else sums.save(Sums::saved(memory, tile));
+  }
 };
+
+// Returns whether there is another load. All threads of the block call this.
+DEVICE bool is_ready(Loads& loads, Products& products) {
+  const bool found = loads.ready();
+  products.turns.last = loads.turns.last;
+  return found;
+}
 
 // Half types: asynchronous copies, AHEAD loads ahead. The products of up to two loads are in flight.
 DEVICE void add_halves(Products& products, Loads& loads, u32 shared) {
   auto copy = [&](int stage) {
-    if (loads.ready()) copy_load(shared + stage * STAGE, loads.source, loads.at), loads.advance();
+    if (is_ready(loads, products)) copy_load(shared + stage * STAGE, loads.source, loads.at), loads.advance();
     copy_commit();
   };
   for (int load = 0; load < AHEAD; load++) copy(load);
@@ -192,7 +229,7 @@ DEVICE void add_halves(Products& products, Loads& loads, u32 shared) {
 DEVICE void add_copied_floats(Products& products, Loads& loads, u32 shared) {
   const CopiedFloats floats(shared + STAGES * STAGE);
   auto copy = [&](int copied) {
-    if (loads.ready()) floats.copy(copied, loads.source, loads.at), loads.advance();
+    if (is_ready(loads, products)) floats.copy(copied, loads.source, loads.at), loads.advance();
     copy_commit();
   };
   for (int load = 0; load < AHEAD; load++) copy(load);
@@ -213,7 +250,7 @@ DEVICE void add_copied_floats(Products& products, Loads& loads, u32 shared) {
 DEVICE void add_floats(Products& products, Loads& loads, u32 shared) {
   Floats floats;
   auto copy = [&] {
-    if (loads.ready()) floats.load(loads.source, loads.at), loads.advance();
+    if (is_ready(loads, products)) floats.load(loads.source, loads.at), loads.advance();
   };
   copy();
   for (int load = 0; !products.turns.over(); load++) {  // splits a load while the products of the previous one are in flight
@@ -232,16 +269,23 @@ DEVICE void add_floats(Products& products, Loads& loads, u32 shared) {
 
 // Params: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> d_R. Batch and time of d_x,
 // d_u and h may be swapped in memory: consecutive steps are row_t rows apart. Each of the loop's `producers` blocks
-// increments the word in `progress` of each finished chunk except the last. `sums` is memory for tiles that take turns.
+// increments the word in `progress` of each finished chunk except the last. With several tiles, `sums` is memory for
+// their sums. STOPS: `added` [tiles] receives the number of steps that have been added. RESUMES reads both.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_concurrent_gradient(PARAMETERS) {
   extern __shared__ __align__(1024) char memory[];
   const Params params{PARAMETER_NAMES};
   const Rows rows(params);
-  Loads loads(params, rows);
-  Products products(params, rows);
+  const int first = RESUMES ? params.added[blockIdx.x] : 0;
+  if (RESUMES && first == rows.steps) return;
+  Loads loads(params, rows, first);
+  Products products(params, rows, first);
   if constexpr (BYTES == 2) add_halves(products, loads, shared_address(memory));
   else if constexpr (COPIES_FLOATS) add_copied_floats(products, loads, shared_address(memory));
   else add_floats(products, loads, shared_address(memory));
-  products.sums.store(params.d_R, tile_of_block(products.turns.tile()));  // the tile whose sums are in registers
+  products.put_aside(products.turns.tile());  // whose sums are in registers
+  if constexpr (STOPS) {
+    if (threadIdx.x < TILES) params.added[blockIdx.x * TILES + threadIdx.x] = products.turns.added(threadIdx.x);
+    wait_for_primary();  // the kernel after this one also reads what the loop has written
+  }
 }
