@@ -219,8 +219,8 @@ def short_gradients(spec: KernelSpec) -> Parameters:
         *_gradient_rows(spec),
         tensors.shares("input", "const scalar", B, T, "features"),
         Parameter("partial", "const float2* __restrict__", torch.float32, ("partials", "pairs", 2)),
-        Parameter("d_R", "u32* __restrict__", spec.dtype, (GR, N, D, D)),
-        Parameter("d_W", "u32* __restrict__", spec.dtype, (width, "features")),
+        Parameter("d_R", "Pair* __restrict__", spec.dtype, (GR, N, D, D)),
+        Parameter("d_W", "Pair* __restrict__", spec.dtype, (width, "features")),
         Parameter("d_b", "void* __restrict__"),
         *_numbers("features", "half_bias", "B", "T", "row_t", "partials", "pairs"),
     )

@@ -20,9 +20,8 @@ from flashrnn.memory_format import aligned
 
 MOST_ROWS = 256  # steps x sequences; beyond, other kernels read less, because their blocks have more units
 _UNITS, _COLUMNS, _WARPS = 128, 64, 4  # of a block
-_ROWS, _STAGES = 32, 3  # rows per load; loads in flight and in use
+_ROW_BYTES, _STAGES = 64, 3  # of a unit in the rows of a load; loads in flight and in use
 THREADS = 32 * _WARPS
-SHARED_BYTES = _STAGES * _ROWS * 2 * (_UNITS + 8 + _COLUMNS + 8)
 
 
 class ShortGradients:
@@ -39,7 +38,7 @@ class ShortGradients:
         self._launch = _kernel(spec, device).with_known(**known, partials=partials, pairs=pairs)
         self._tiles = N * _tiles(self._R[0] * D, _UNITS) * _tiles(D, _COLUMNS)  # of d_R
         self._of_W, self._of_b = _tiles(self._width, _UNITS), _tiles(pairs, THREADS)
-        self._vector = min(8, D & -D)
+        self._vector = min(16 // spec.dtype.itemsize, D & -D)
 
     def multiplies(self, x: Tensor) -> bool:
         """Return whether the kernel computes the gradient of W for a layer input x [..., features]."""
@@ -96,13 +95,24 @@ def _tiles(number: int, of: int) -> int:
 
 def serves(spec: KernelSpec, steps: int) -> bool:
     """Return whether backward passes of a spec with this number of steps use this kernel."""
-    even_halves = spec.dtype.itemsize == 2 and spec.head_dim % 2 == 0
-    return even_halves and steps <= max(SHORT) and spec.batch * steps <= MOST_ROWS
+    return spec.head_dim % 2 == 0 and steps <= max(SHORT) and spec.batch * steps <= MOST_ROWS
 
 
 @cache
 def _kernel(spec: KernelSpec, device: int) -> LoadedKernel:
-    return load(compile_kernel(spec), parameters.short_gradients(spec), device, THREADS, SHARED_BYTES, 1, False)
+    shape = THREADS, shared_bytes(spec), 1, False
+    return load(compile_kernel(spec), parameters.short_gradients(spec), device, *shape)
+
+
+def shared_bytes(spec: KernelSpec) -> int:
+    """Return the size of a block's shared memory."""
+    padded = (_UNITS + _COLUMNS) * spec.dtype.itemsize + 2 * 16
+    return _STAGES * _rows(spec) * padded
+
+
+def _rows(spec: KernelSpec) -> int:
+    """Return the number of rows per load."""
+    return _ROW_BYTES // spec.dtype.itemsize
 
 
 def compile_kernel(spec: KernelSpec) -> Binary:
@@ -119,9 +129,9 @@ def prelude(spec: KernelSpec) -> str:
         "UNITS": _UNITS,
         "COLUMNS": _COLUMNS,
         "WARPS": _WARPS,
-        "ROWS": _ROWS,
+        "ROWS": _rows(spec),
         "STAGES": _STAGES,
-        "SHARED_BYTES_EXPECTED": SHARED_BYTES,
+        "SHARED_BYTES_EXPECTED": shared_bytes(spec),
     }
     source = definitions(spec.dtype, sizes | constants, indices)
     return "\n".join((source, declaration(parameters.short_gradients(spec))))

@@ -23,7 +23,7 @@ from flashrnn.cuda.arguments import Argument, check
 from flashrnn.cuda.build import SOURCES
 from flashrnn.cuda.dtype_kernel import DtypeKernel
 from flashrnn.cuda.parameters import Parameters, short_gradients
-from flashrnn.cuda.short_gradients import SHARED_BYTES, THREADS, prelude
+from flashrnn.cuda.short_gradients import THREADS, prelude, shared_bytes
 from flashrnn.cuda.spec import KernelSpec
 from tests.cells.test_cuda import HOST
 
@@ -168,7 +168,7 @@ def loaded_on_host(kernel: DtypeKernel, dtype: torch.dtype, device: int) -> Host
 def short_gradients_on_host(spec: KernelSpec, device: int) -> HostKernel:
     """Return a kernel on the processor, in place of `short_gradients._kernel`."""
     library = compile_for_host("flashrnn_short_gradients", prelude(spec), "kernels/short_gradients.cuh")
-    return HostKernel(library, short_gradients(spec), 1, THREADS, SHARED_BYTES)
+    return HostKernel(library, short_gradients(spec), 1, THREADS, shared_bytes(spec))
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,9 @@ def on_host(monkeypatch):
         (Case(LSTM, B=4, T=1, N=1, D=136), torch.float16, True, None, False),
         (Case(GRU, B=3, T=7, N=2, D=12, time_major=True), torch.bfloat16, True, 4, True),
         (Case(ELMAN, B=2, T=1, N=1, D=2), torch.bfloat16, False, 2, False),
+        (Case(GRU, B=5, T=7, N=1, D=36, time_major=True), torch.float32, True, 140, False),
+        (Case(LSTM, B=3, T=2, N=2, D=10, reset=True), torch.float32, True, 6, False),
+        (Case(GRU, B=1, T=1, N=1, D=64), torch.float32, False, None, False),
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,
 )
@@ -64,17 +67,17 @@ def _agree(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=eps, atol=1e-4 * scale)
 
 
-def test_more_rows_and_float32_are_not_supported():
+def test_more_rows_are_not_supported():
     spec = KernelSpec("backward", LSTM, 1, 64, 16, torch.float16, named_gpu("H100"))
     assert serves(spec, 16)
     assert not serves(spec, 17)
     assert not serves(KernelSpec("backward", LSTM, 1, 64, 1, torch.float16, named_gpu("H100")), 64)
-    assert not serves(KernelSpec("backward", LSTM, 1, 64, 16, torch.float32, named_gpu("H100")), 4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("cell", "head_dim"), [("gru", 2), ("lstm", 64), ("lstm", 768), ("gru", 100)])
-def test_no_register_spills(cell, head_dim, gpu):
-    spec = KernelSpec("backward", get_cell(cell), 1, head_dim, 16, torch.bfloat16, named_gpu(gpu), Variant(reset=True))
+def test_no_register_spills(cell, head_dim, dtype, gpu):
+    spec = KernelSpec("backward", get_cell(cell), 1, head_dim, 16, dtype, named_gpu(gpu), Variant(reset=True))
     assert compile_kernel(spec).spilled == 0

@@ -5,14 +5,14 @@
 #include "kernels/partial_sums.cuh"
 #include "kernels/previous_h.cuh"
 
-constexpr int VECTOR = D % 8 == 0 ? 8 : D % 4 == 0 ? 4 : 2;  // elements of a copy
+constexpr int MOST = 16 / BYTES, VECTOR = D % MOST == 0 ? MOST : D % 4 == 0 ? 4 : 2;  // elements of a copy
 constexpr int WIDTH = GI * HEADS * D;                        // of d_x
 constexpr int UNIT_TILES = (GR * D + UNITS - 1) / UNITS, COLUMN_TILES = (D + COLUMNS - 1) / COLUMNS;  // of a head's d_R
 constexpr int TILES_OF_R = HEADS * UNIT_TILES * COLUMN_TILES;
 constexpr int LEFT_PITCH = UNITS * BYTES + 16, RIGHT_PITCH = COLUMNS * BYTES + 16;  // eight rows access different banks
 constexpr int RIGHT = ROWS * LEFT_PITCH, STAGE = RIGHT + ROWS * RIGHT_PITCH;
 constexpr int THREADS = 32 * WARPS, WARP_UNITS = UNITS / WARPS;
-static_assert(BYTES == 2 && D % VECTOR == 0 && THREADS * VECTOR >= UNITS && STAGES * STAGE == SHARED_BYTES_EXPECTED);
+static_assert(D % VECTOR == 0 && THREADS * VECTOR >= UNITS && STAGES * STAGE == SHARED_BYTES_EXPECTED);
 using Sums = float[WARP_UNITS / 16][COLUMNS / 8][4];
 
 // Starts to copy ROWS rows of COUNT elements. A thread copies the same vector of every (THREADS / VECTORS)-th row, from
@@ -34,7 +34,7 @@ DEVICE int own_column() { return threadIdx.x % (COUNT / VECTOR) * VECTOR; }
 // Adds the products of a stage's rows, at `from` in shared memory, to c. Rows are the inner axis of the product, so
 // both operands are loaded transposed. For ldmatrix, lanes 8 to 15 pass the next columns of the gradients and lanes 16
 // to 31 the next rows; for the right operand the other way round.
-DEVICE void add_products(Sums& c, u32 from) {
+DEVICE void add_half_products(Sums& c, u32 from) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const u32 left = from + (lane % 8 + lane / 16 * 8) * LEFT_PITCH + (warp * WARP_UNITS + lane / 8 % 2 * 8) * BYTES;
   const u32 right = from + RIGHT + lane % 16 * RIGHT_PITCH + lane / 16 * (8 * BYTES);
@@ -53,13 +53,35 @@ DEVICE void add_products(Sums& c, u32 from) {
   }
 }
 
+// The same in float32, which the tensor cores do not multiply: for few rows, storing the results takes longer.
+DEVICE void add_float_products(Sums& c, const char* from) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const char* left = from + (warp * WARP_UNITS + lane / 4) * BYTES;
+  const char* right = from + RIGHT + lane % 4 * (2 * BYTES);
+#pragma unroll 4
+  for (int k = 0; k < ROWS; k++) {
+    float a[WARP_UNITS / 8];
+#pragma unroll
+    for (int m = 0; m < WARP_UNITS / 8; m++) a[m] = *reinterpret_cast<const float*>(left + k * LEFT_PITCH + m * (8 * BYTES));
+#pragma unroll
+    for (int n = 0; n < COLUMNS; n += 8) {
+      const float2 b = *reinterpret_cast<const float2*>(right + k * RIGHT_PITCH + n * BYTES);
+#pragma unroll
+      for (int m = 0; m < WARP_UNITS / 8; m++) {
+        c[m / 2][n / 8][m % 2 * 2] = fmaf(a[m], b.x, c[m / 2][n / 8][m % 2 * 2]);
+        c[m / 2][n / 8][m % 2 * 2 + 1] = fmaf(a[m], b.y, c[m / 2][n / 8][m % 2 * 2 + 1]);
+      }
+    }
+  }
+}
+
 // Computes and stores a block's tile of the sum over `rows` rows of left(row) times right(row), the addresses of the
 // columns that this thread copies (null: zeros). The sum of (unit, column) is stored at index(unit, column) of
 // `result`, unless that is negative (padding).
 template <class Left, class Right, class Index>
-DEVICE void store_product(u32 shared, int rows, Left left, Right right, u32* result, Index index) {
+DEVICE void store_product(char* memory, int rows, Left left, Right right, Pair* result, Index index) {
   auto copy = [&](int stage, int row) {
-    const u32 to = shared + stage * STAGE;
+    const u32 to = shared_address(memory) + stage * STAGE;
     copy_rows<UNITS, LEFT_PITCH>(to, [&](int i) { return row + i < rows ? left(row + i) : nullptr; });
     copy_rows<COLUMNS, RIGHT_PITCH>(to + RIGHT, [&](int i) { return row + i < rows ? right(row + i) : nullptr; });
     copy_commit();
@@ -71,7 +93,8 @@ DEVICE void store_product(u32 shared, int rows, Left left, Right right, u32* res
     copy_wait<STAGES - 2>();
     __syncthreads();
     copy(stage ? stage - 1 : STAGES - 1, row + (STAGES - 1) * ROWS);
-    add_products(c, shared + stage * STAGE);
+    if constexpr (BYTES == 4) add_float_products(c, memory + stage * STAGE);
+    else add_half_products(c, shared_address(memory) + stage * STAGE);
   }
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
@@ -81,12 +104,12 @@ DEVICE void store_product(u32 shared, int rows, Left left, Right right, u32* res
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const i64 to = index(warp * WARP_UNITS + m * 16 + half * 8 + lane / 4, n + lane % 4 * 2);
-        if (to >= 0) result[to / 2] = pack(c[m][n / 8][2 * half], c[m][n / 8][2 * half + 1]);
+        if (to >= 0) round(result[to / 2], make_float2(c[m][n / 8][2 * half], c[m][n / 8][2 * half + 1]));
       }
 }
 
 // Computes tile number `tile` of d_R. Its units are those of a head's recurrent gates, gate after gate.
-DEVICE void store_d_R(const Params& params, u32 shared, int rows, int tile) {
+DEVICE void store_d_R(const Params& params, char* memory, int rows, int tile) {
   const int head = tile / (UNIT_TILES * COLUMN_TILES), first_column = tile % COLUMN_TILES * COLUMNS;
   const int first_unit = tile / COLUMN_TILES % UNIT_TILES * UNITS, unit = first_unit + own_column<UNITS>();
   const scalar* gradient = nullptr;
@@ -101,7 +124,7 @@ DEVICE void store_d_R(const Params& params, u32 shared, int rows, int tile) {
   const int column = first_column + own_column<COLUMNS>();
   const PreviousRows before(params, head, column);
   store_product(
-      shared, rows, [&](int row) { return gradient ? gradient + i64(row) * width : nullptr; },
+      memory, rows, [&](int row) { return gradient ? gradient + i64(row) * width : nullptr; },
       [&](int row) { return column < D ? before(row) : nullptr; }, params.d_R,
       [&](int unit, int column) -> i64 {
         unit += first_unit, column += first_column;
@@ -110,12 +133,12 @@ DEVICE void store_d_R(const Params& params, u32 shared, int rows, int tile) {
 }
 
 // Computes tile number `tile` of d_W. Its units are the columns of d_x.
-DEVICE void store_d_W(const Params& params, u32 shared, int rows, int tile) {
+DEVICE void store_d_W(const Params& params, char* memory, int rows, int tile) {
   const int features = int(params.features), column_tiles = (features + COLUMNS - 1) / COLUMNS;
   const int first_unit = tile / column_tiles * UNITS, first_column = tile % column_tiles * COLUMNS;
   const int unit = first_unit + own_column<UNITS>(), column = first_column + own_column<COLUMNS>();
   store_product(
-      shared, rows, [&](int row) { return unit < WIDTH ? params.d_x + i64(row) * WIDTH + unit : nullptr; },
+      memory, rows, [&](int row) { return unit < WIDTH ? params.d_x + i64(row) * WIDTH + unit : nullptr; },
       [&](int row) { return column < features ? params.input + i64(row) * features + column : nullptr; }, params.d_W,
       [&](int unit, int column) -> i64 {
         unit += first_unit, column += first_column;
@@ -130,12 +153,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 flashrnn_short_gradients(PARAMETERS) {
   extern __shared__ __align__(16) char memory[];
   const Params params{PARAMETER_NAMES};
-  const u32 shared = shared_address(memory);
   const int rows = int(params.B * params.T), tiles_of_W = int((params.features + COLUMNS - 1) / COLUMNS) * ((WIDTH + UNITS - 1) / UNITS);
   int block = blockIdx.x;
-  if (block < TILES_OF_R) return store_d_R(params, shared, rows, block);
+  if (block < TILES_OF_R) return store_d_R(params, memory, rows, block);
   block -= TILES_OF_R;
-  if (block < tiles_of_W) return store_d_W(params, shared, rows, block);
+  if (block < tiles_of_W) return store_d_W(params, memory, rows, block);
   block -= tiles_of_W;
   const i64 pair = i64(block) * THREADS + threadIdx.x;
   if (pair >= params.pairs) return;
