@@ -63,6 +63,16 @@ graph_is_retained: Callable[[], bool] = getattr(torch._C._autograd, "_get_curren
 """Return whether the graph of the running backward pass outlives it, so that its tensors must not be overwritten."""
 
 
+_precision_setting = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
+def precision_of_products() -> str:
+    """Return torch.backends.cuda.matmul.fp32_precision, which takes six times as long to read."""
+    if _precision_setting is None:
+        return torch.backends.cuda.matmul.fp32_precision
+    return _precision_setting("cuda", "matmul")
+
+
 def _stream_handle(device: int) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 

@@ -14,7 +14,7 @@ from flashrnn.cells import Cell, get_cell
 from flashrnn.cells.hoisting import Hoisted
 from flashrnn.cpu.backend import CpuFused
 from flashrnn.cpu.call import Sizes, prepare
-from flashrnn.cuda import hoisted, resize_rows, short_gradients, sum_of_partials, weight_gradient
+from flashrnn.cuda import hoisted, reset_bits, resize_rows, short_gradients, sum_of_partials, weight_gradient
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.nvrtc import compile_in_subprocess
 from flashrnn.cuda.resident import concurrent_gradient, solver
@@ -163,6 +163,8 @@ def _spec(direction: str, problem: Problem, batch: int, steps: int = 0, **varian
 def _resident(
     problem: Problem, batch: int, bidirectional: bool, lengths: Sequence[int] = (0, *SHORT.values())
 ) -> Kernels:
+    if problem.reset:
+        yield "resets as bits", partial(reset_bits.KERNEL.compile, reset_bits.DTYPE, problem.gpu)
     for steps in lengths:
         for half_bias in (False, True) if problem.dtype.itemsize == 2 else (False,):
             spec = _spec("forward", problem, batch, steps, half_bias=half_bias, bidirectional=bidirectional)

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from flashrnn._torch_private import precision_of_products
 from flashrnn.cells import Cell
 from flashrnn.cells.trace import reduces_states
 from flashrnn.gpu import Gpu, nvidia_gpu
@@ -149,7 +150,7 @@ def tf32_allowed(dtype: torch.dtype, device: torch.device) -> bool:
     """
     if dtype != torch.float32 or device.type != "cuda":
         return False
-    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return precision_of_products() == "tf32"
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -159,7 +159,8 @@ class SideBySide:
         if backward not in self._places:
             starts = _moved(self._starts(backward), self._sequence.device)
             time = self._lengths[self._sequence] - 1 - self._time if backward else self._time
-            self._places[backward] = starts[self._sequence] + time * self._batch, starts
+            first = starts.index_select(0, self._sequence)
+            self._places[backward] = torch.add(first, time, alpha=self._batch), starts
         return self._places[backward]
 
     def _starts(self, backward: bool) -> list[int]:
@@ -187,9 +188,11 @@ def _numbered(sizes: list[int] | Tensor, count: int, device: torch.device) -> tu
     `sizes` are on the CPU, where they are summed, because on a GPU every small operation takes as long as a launch.
     """
     sizes = torch.as_tensor(sizes)
-    sizes, before = _moved(torch.stack([sizes, sizes.cumsum(0) - sizes]), device)
-    group = torch.repeat_interleave(sizes, output_size=count)
-    return group, torch.arange(count, device=device) - before[group]
+    ends = sizes.cumsum(0)
+    ends, before = _moved(torch.stack([ends, ends - sizes]), device)
+    items = torch.arange(count, device=device)
+    group = torch.bucketize(items, ends, right=True)
+    return group, items - before.index_select(0, group)
 
 
 def _placed(x: Tensor, place: Tensor, size: int) -> Tensor:

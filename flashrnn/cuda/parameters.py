@@ -272,6 +272,15 @@ def sum_of_partials(dtype: torch.dtype) -> Parameters:
     )
 
 
+def reset_bits(dtype: torch.dtype) -> Parameters:
+    """Return the parameters of kernels/reset_bits.cuh."""
+    return (
+        Parameter("reset", "const unsigned char* __restrict__", torch.bool, ("B", "T")),
+        Parameter("bits", "u32* __restrict__", torch.int32),
+        *_numbers("B", "T", "of_b", "of_t"),
+    )
+
+
 TENSORS_PER_LAUNCH = 4  # of resize_rows
 
 

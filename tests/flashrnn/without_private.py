@@ -97,6 +97,16 @@ def check_device() -> None:
     assert private.current_device is torch.cuda.current_device
 
 
+def check_precision() -> None:
+    """TF32 is allowed as PyTorch's public setting says."""
+    from flashrnn.problem import tf32_allowed
+
+    torch.backends.cuda.matmul = SimpleNamespace(fp32_precision="tf32")
+    assert tf32_allowed(torch.float32, torch.device("cuda"))
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    assert not tf32_allowed(torch.float32, torch.device("cuda"))
+
+
 def check_copies() -> None:
     """Tensors of several sizes are copied."""
     from flashrnn.decoding import copy_each
@@ -170,6 +180,7 @@ CASES = {
     ),
     "_cuda_getCurrentRawStream": (lacking(torch._C, "_cuda_getCurrentRawStream"), check_stream),
     "_cuda_getDevice": (lacking(torch._C, "_cuda_getDevice"), check_device),
+    "_get_fp32_precision_getter": (lacking(torch._C, "_get_fp32_precision_getter"), check_precision),
     "get_eval_frame_callback": (lacking(eval_frame, "get_eval_frame_callback"), check_compiled),
     "_foreach_copy_": (nullcontext(), check_copies),
     "_dynamo_marked_constant": (nullcontext(), check_mark),

@@ -12,11 +12,11 @@ from itertools import count
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
 from flashrnn.cuda.arguments import Argument
 from flashrnn.cuda.launch import Launch
+from flashrnn.cuda.reset_bits import reset_bits
 from flashrnn.cuda.resident import concurrent_gradient
 from flashrnn.cuda.resident.concurrent_gradient import ConcurrentGradient
 from flashrnn.cuda.resident.source import gate_format
@@ -109,7 +109,7 @@ class BackwardCall:
             "R": R.contiguous(),
             **({"bias": b.to(wide).contiguous()} if of.reads_bias else {}),
             "initial": initial,
-            "resets": _bits(reset),
+            "resets": None if reset is None else reset_bits(reset),
             "h": h,
             "aux": aligned(aux),
             "first_aux": first_aux,
@@ -234,7 +234,7 @@ class Forward:
             "R": R.contiguous(),
             "bias": zeros(Wx.device.index, self._biases) if b is None else b.contiguous(),
             "initial": _or_zeros(initial, last),
-            "resets": _bits(reset),
+            "resets": None if reset is None else reset_bits(reset),
             "h": h,
             "aux": aux,
             "last": last,
@@ -254,20 +254,6 @@ def _format(x: Tensor) -> _Format:
 def _empty(of_format: _Format, like: Tensor) -> Tensor:
     shape, stride, dtype = of_format
     return like.new_empty_strided(shape, stride, dtype=dtype)
-
-
-_WORD = 32  # steps
-_EIGHT_BITS = sum(1 << (56 - 7 * i) for i in range(8))
-"""A factor that gathers bits: eight bytes of 0 or 1, read as an integer and multiplied by it, have their bits in the
-highest byte."""
-
-
-def _bits(reset: Tensor | None) -> Tensor | None:
-    """Return `reset` [B, T] as bits in int32 [B, ceil(T / 32)]."""
-    if reset is None:
-        return None
-    whole = pad(reset, (0, -reset.shape[1] % _WORD)).flatten().view(torch.int64)  # one sequence may have any stride
-    return (whole * _EIGHT_BITS >> 56).to(torch.uint8).view(torch.int32).view(reset.shape[0], -1)
 
 
 def _or_zeros(states: Tensor | int | None, like: Tensor) -> Tensor | int:

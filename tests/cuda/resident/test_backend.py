@@ -10,7 +10,7 @@ import torch
 
 from flashrnn import Cell, get_cell
 from flashrnn.cuda import available
-from flashrnn.cuda.resident import backend, calls
+from flashrnn.cuda.resident import backend
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import Problem
@@ -94,13 +94,3 @@ def test_short_sequences_have_their_own_kernels(monkeypatch, steps, about):
     shape = torch.Size((16, steps, 1, 64))
     backend._plan(choose, "forward", PROBLEM.cell, shape, False, torch.bfloat16, backend.Variant(), 0)
     assert asked == [about]
-
-
-@pytest.mark.parametrize(("batch", "steps", "taken"), [(1, 1333, 1024), (1, 21, 5), (3, 77, 33)])
-def test_resets_are_packed_to_bits_from_any_layout(batch, steps, taken):
-    reset = torch.rand(batch, steps, generator=torch.Generator().manual_seed(0)) < 0.3
-    reset = reset[:, :taken]  # rows with gaps between them
-    bits = calls._bits(reset)
-    assert bits.shape == (batch, -(-taken // 32))
-    found = bits[..., None] >> torch.arange(32) & 1
-    assert torch.equal(found.flatten(1)[:, :taken].bool(), reset)

@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from flashrnn import Cell, FlashRNN, cuda_layer, flashrnn, functional, get_cell, repeated, residual
-from flashrnn.cuda import short_gradients, spec, weight_gradient
+from flashrnn.cuda import dtype_kernel, short_gradients, spec, weight_gradient
 from flashrnn.cuda.arguments import Argument
 from flashrnn.cuda.parameters import fused
 from flashrnn.cuda.resident import backend, calls, tiling
@@ -19,7 +19,7 @@ from flashrnn.cuda.resident.source import gate_format, prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.gpu import named_gpu
 from flashrnn.residual import converted
-from tests.cuda.host_kernel import HostKernel, compile_for_host, short_gradients_on_host
+from tests.cuda.host_kernel import HostKernel, compile_for_host, loaded_on_host, short_gradients_on_host
 from tests.problems import COMPETING, NORMALISED_LSTM, NORMALISED_STATE, all_states
 from tests.suite import Case, check, check_tf32, equal_units, inputs_for, large_mean_of_c, tf32_on_the_processor
 from tests.tolerances import assert_close
@@ -94,7 +94,7 @@ def on_host(monkeypatch, other_backends):
         monkeypatch.setattr(spec, "tf32_allowed", tf32_on_the_processor)
         monkeypatch.setattr(short_gradients, "serves", lambda spec, steps: False)
         monkeypatch.setattr(weight_gradient, "has_kernel", lambda spec: False)
-        monkeypatch.setattr(calls, "sum_of_partials", lambda partial, dtype: partial.sum(0).to(dtype))
+        monkeypatch.setattr(dtype_kernel, "loaded", loaded_on_host)
         monkeypatch.setattr(CudaFused, "unsupported_reason", lambda self, problem: None)
 
     for cached in (backend._forward, backend._backward, backend._plan):  # they depend on tilings
