@@ -18,6 +18,7 @@ from flashrnn.cells import Cell
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.resident.calls import Forward
 from flashrnn.cuda.resident.layers import OverlappedLayers, overlapped_layers
+from flashrnn.cuda.resident.single_step import SingleStep
 from flashrnn.directions import is_faster
 from flashrnn.dispatch import choose, no_autocast
 from flashrnn.eager import apart, recurrence_gradients, residual_of, together
@@ -26,7 +27,7 @@ from flashrnn.layer_weights import weights_of
 from flashrnn.problem import PLAIN, KernelUnavailable, Problem, StateGradients, on_gpu, state_dtype, tf32_allowed
 from flashrnn.residual import Residual
 
-Found = tuple[CudaFused, Forward]
+Found = tuple[CudaFused, Forward | SingleStep]
 
 
 def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | None:
@@ -69,14 +70,11 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
         if k:
             x = dropout(x, network.dropout, network.training)
         joined = _joined(*weights) if bidirectional else weights[0]
+        states = () if given is None else _of_layer(given, k, bidirectional)
         if training:
-            states = () if given is None else _of_layer(given, k, bidirectional)
-            call = not time_major, bidirectional, recurrent, found, reset
-            x, *end = _run_layer(call, x, *joined, *states)
+            x, *end = _run_layer((not time_major, bidirectional, recurrent, found, reset), x, *joined, *states)
         else:
-            initial = None if given is None else _initial(given, k, bidirectional)
-            x, _, last, _ = _launched(found[1], x, *joined, initial, reset, None, None)
-            end = _each(last)
+            x, _, end, _ = _results(found[1], x, *joined, states, reset, training=False)
         ends.append([_by_direction(state) for state in end] if bidirectional else end)
     return x, last_states(ends)
 
@@ -188,15 +186,13 @@ class _Layer(torch.autograd.Function):
         b_dtype = None if b is None else b.dtype
         if b is None:
             b = x.new_zeros(len(recurrent.cell.gates), *R.shape[1:3], dtype=state_dtype(x.dtype))
-        aux, gates = forward.empty_residual(x)
-        initial = _initial(states, 0, False) if states else None
-        out, aux, last, gates = _launched(forward, x, W, R, b, initial, reset, aux, gates)
+        out, aux, ends, gates = _results(forward, x, W, R, b, states, reset, training=True)
         ctx.save_for_backward(x, W, out, R, b, reset, aux, gates, *states)
         ctx.set_materialize_grads(False)
         ctx.leading = 1  # arguments before x, which have no gradients
         ctx.forward = forward
         ctx.call = batch_first, bidirectional, recurrent.cell, recurrent.backend, taken, x.dtype, b_dtype
-        return out, *_each(last)
+        return out, *ends
 
     @staticmethod
     def backward(ctx, d_out, *d_ends):
@@ -211,7 +207,7 @@ class _Layer(torch.autograd.Function):
             residual = Residual(R, states, reset, out.contiguous(), aux, gates, *of_gates)
             d_h = None if d_out is None else d_out.contiguous()
             grads = StateGradients(d_h, (), of_last_states(d_ends, R))
-            done = forward.gradients(residual, grads, x.contiguous() if W_wanted else None)
+            done = forward.backward.gradients(residual, grads, x.contiguous() if W_wanted else None)
         if done is None:
             return layer_gradients(ctx, saved, d_out, d_ends)
         (found, of_W), width = done, W.shape[0]
@@ -228,20 +224,29 @@ class _Layer(torch.autograd.Function):
 _run_layer = apply_of(_Layer)
 
 
-def _launched(
-    forward: Forward, x: Tensor, W: Tensor, R: Tensor, b: Tensor | None, initial, reset: Tensor | None, aux, gates
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """Launch the kernels; return h in the layout of x, aux, the last states [S, B, H], and gates."""
+def _results(
+    forward: Forward | SingleStep,
+    x: Tensor,
+    W: Tensor,
+    R: Tensor,
+    b: Tensor | None,
+    states: Sequence[Tensor],
+    reset: Tensor | None,
+    training: bool,
+) -> tuple[Tensor, Tensor | None, Sequence[Tensor], Tensor | None]:
+    """Launch the kernels of a layer; `states` are its initial states, if any.
+
+    Return h in the layout of x, aux, the last states [1, B, H], and gates. aux and gates are None without `training`.
+    """
+    if isinstance(forward, SingleStep):
+        return forward(x, W, R, b, states, reset, training)
     Wx = linear(x, W)
     h = x.new_empty(*x.shape[:-1], forward.size)
     last = x.new_empty(forward.states, forward.batch, forward.size, dtype=state_dtype(x.dtype))
-    forward.launch(Wx, R, b, initial, reset, h, aux, last, gates)
-    return h, aux, last, gates
-
-
-def _each(last: Tensor) -> tuple[Tensor, ...]:
-    """Return the states [S, B, H] as tensors [1, B, H] that are not views, which cannot always be changed in place."""
-    return (last,) if last.shape[0] == 1 else last.unsafe_chunk(last.shape[0])
+    aux, gates = forward.empty_residual(x) if training else (None, None)
+    forward.launch(Wx, R, b, _initial(states) if states else None, reset, h, aux, last, gates)
+    # not views, which cannot always be changed in place
+    return h, aux, (last,) if last.shape[0] == 1 else last.unsafe_chunk(last.shape[0]), gates
 
 
 class _Layers(torch.autograd.Function):
@@ -310,7 +315,7 @@ class _Layers(torch.autograd.Function):
 
 def _initial_of_all(given: Sequence[Tensor], layers: int) -> list[Tensor | int | None]:
     """Return the caller's states for each layer, like `_initial`; None without states."""
-    return [_initial(given, k, False) if given else None for k in range(layers)]
+    return [_initial(_of_layer(given, k, False)) if given else None for k in range(layers)]
 
 
 def _by_layer(states: Sequence[Tensor | None], layers: int, R: Tensor) -> list[Tensor | None]:
@@ -351,13 +356,12 @@ def _of_layer(states: Sequence[Tensor], layer: int, bidirectional: bool) -> Sequ
     return states if states[0].shape[0] == 1 else [state[layer : layer + 1] for state in states]
 
 
-def _initial(states: Sequence[Tensor], layer: int, bidirectional: bool) -> Tensor | int:
-    """Return the states of a layer as one tensor, or only their address if they are contiguous in memory."""
-    if states[0].shape[0] == 1:  # its length is found by a function in Python
-        first, size = states[0].data_ptr(), states[0].nbytes
-        if all([state.data_ptr() == first + i * size for i, state in enumerate(states)]):
-            return first
-    return torch.cat(_of_layer(states, layer, bidirectional))
+def _initial(states: Sequence[Tensor]) -> Tensor | int:
+    """Return the states [1, B, H] of a layer as one tensor, or only their address if they are contiguous in memory."""
+    first, size = states[0].data_ptr(), states[0].nbytes
+    if all([state.data_ptr() == first + i * size for i, state in enumerate(states)]):
+        return first
+    return torch.cat(list(states))
 
 
 def _found(
@@ -404,6 +408,10 @@ def _forward(
         chosen = choose(backend, problem._replace(heads=heads))
         if not isinstance(chosen, CudaFused):
             return None
+        if T == 1 and not bidirectional:
+            step = chosen.single_step(cell, heads, head_dim, B, dtype, device, reset, training)
+            if step is not None:
+                return chosen, step
         rows, gates = (T, B) if time_major else (B, T), (len(cell.input_gates), heads, head_dim)
         Wx = torch.empty(*rows, *gates, dtype=dtype, device="meta")
         Wx = Wx.transpose(0, 1) if time_major else Wx

@@ -17,7 +17,7 @@ from flashrnn.cpu.call import Sizes, prepare
 from flashrnn.cuda import hoisted, reset_bits, resize_rows, short_gradients, sum_of_partials, weight_gradient
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.nvrtc import compile_in_subprocess
-from flashrnn.cuda.resident import concurrent_gradient, solver
+from flashrnn.cuda.resident import concurrent_gradient, single_step, solver
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.resident.calls import producers
 from flashrnn.cuda.resident.kernel import compile_best
@@ -165,6 +165,10 @@ def _resident(
 ) -> Kernels:
     if problem.reset:
         yield "resets as bits", partial(reset_bits.KERNEL.compile, reset_bits.DTYPE, problem.gpu)
+    if len(lengths) > 1 and not bidirectional and single_step.serves(problem.cell, batch):
+        sizes = problem.cell, problem.heads, problem.head_dim, batch, problem.dtype, problem.gpu
+        step = single_step.spec_of(*sizes)
+        yield f"a single step of {problem.cell.name}", partial(single_step.compile_kernel, step)
     for steps in lengths:
         for half_bias in (False, True) if problem.dtype.itemsize == 2 else (False,):
             spec = _spec("forward", problem, batch, steps, half_bias=half_bias, bidirectional=bidirectional)

@@ -104,7 +104,7 @@ class _Recurrence(torch.autograd.Function):
                 R, states, reset, h, aux, gates, forward.gate_format, not graph_is_retained(), b.dtype, b
             )
             d_h = None if d_h is None else in_format(d_h, h)
-            found = forward.gradients(residual, StateGradients(d_h, d_aux, d_last))
+            found = forward.backward.gradients(residual, StateGradients(d_h, d_aux, d_last))
         if found is not None:
             found, _ = found
         else:

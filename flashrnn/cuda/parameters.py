@@ -226,6 +226,26 @@ def short_gradients(spec: KernelSpec) -> Parameters:
     )
 
 
+def single_step(spec: KernelSpec) -> Parameters:
+    """Return the parameters of resident/kernels/single_step.cuh."""
+    tensors, (S, G, GI, GR, _), N, D = _Tensors(spec), _counts(spec), spec.heads, spec.head_dim
+    states = []
+    for i in range(S):
+        states += [tensors.reads(f"initial_{i}", "float", B, N, D), tensors.writes(f"last_{i}", "float", B, N, D)]
+    return (
+        tensors.reads("x", "scalar", B, "features"),
+        tensors.reads("W", "scalar", GI, N, D, "features"),
+        tensors.reads("R", "scalar", GR, N, D, D),
+        tensors.reads("bias", "scalar", G, N, D),
+        tensors.reads("reset", "unsigned char", B),
+        tensors.writes("h", "scalar", B, N, D),
+        tensors.writes("aux", "aux_number", S - 1, B, N, D),
+        tensors.writes("gates", "gate", B, N, head_numbers(spec.cell, N, D, spec.dtype)),
+        *states,
+        *_numbers("features", "B"),
+    )
+
+
 def concurrent_gradient(spec: KernelSpec) -> Parameters:
     """Return the parameters of resident/kernels/concurrent_gradient.cuh."""
     GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim

@@ -79,6 +79,10 @@ class OnHost:
             aux.copy_(of_aux)
             gates.copy_(of_gates)
 
+    @property
+    def backward(self) -> "OnHost":
+        return self
+
     def gradients(self, residual: Residual, grads: StateGradients, x: torch.Tensor | None) -> tuple[Gradients, None]:
         inner = self.heads, self.head_dim
         h, d_h = self._rows(residual.h, *inner), None if grads.h is None else self._rows(grads.h, *inner)
@@ -201,9 +205,9 @@ def test_create_graph_gives_the_same_gradients(calls):
 
 def test_contiguous_states_are_not_copied(calls):
     states = torch.randn(2, 1, B, H, dtype=torch.float64)
-    assert cuda_layer._initial(states.unbind(), 0, False) == states.data_ptr()
+    assert cuda_layer._initial(states.unbind()) == states.data_ptr()
     apart = [torch.randn(1, B, H) for _ in range(2)]
-    assert torch.equal(cuda_layer._initial(apart, 0, False), torch.stack([state[0] for state in apart]))
+    assert torch.equal(cuda_layer._initial(apart), torch.stack([state[0] for state in apart]))
 
 
 WRONG = {

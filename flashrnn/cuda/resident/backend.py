@@ -16,9 +16,10 @@ from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.parameters import fused
-from flashrnn.cuda.resident import concurrent_gradient, solver, tiling
+from flashrnn.cuda.resident import concurrent_gradient, single_step, solver, tiling
 from flashrnn.cuda.resident.calls import Backward, BackwardCall, Forward, Plan, producers
 from flashrnn.cuda.resident.kernel import compile_best
+from flashrnn.cuda.resident.single_step import SingleStep
 from flashrnn.cuda.resident.source import gate_format
 from flashrnn.cuda.resident.tiling import Tiling, published_words, splits
 from flashrnn.cuda.short_gradients import ShortGradients
@@ -100,6 +101,31 @@ class CudaFused:
         return _forward(
             self._choose, cell, *sizes, reset, half_bias, tf32, all_states, training, bidirectional, concurrency
         )
+
+    def single_step(
+        self,
+        cell: Cell,
+        heads: int,
+        head_dim: int,
+        batch: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        reset: bool,
+        training: bool,
+    ) -> SingleStep | None:
+        """Return a function for single steps of layers, without both directions; None if the kernels for sequences are
+        faster."""
+        if not single_step.serves(cell, batch):
+            return None
+        spec = single_step.spec_of(cell, heads, head_dim, batch, dtype, device_gpu(device.index))
+        if not training:
+            return SingleStep(spec, device)
+        shape, tf32 = torch.Size((batch, 1, heads, head_dim)), tf32_allowed(dtype, device)
+        gradients = replace(spec, direction="backward", variant=Variant(reset=reset))
+        with meanwhile(partial(single_step.compile_kernel, spec), partial(short_gradients.compile_kernel, gradients)):
+            sizes = shape, False, dtype, device, reset, spec.variant.aux, tf32
+            backward = _backward(self._choose, cell, *sizes, False, False, ALONE)
+        return SingleStep(spec, device, backward)
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
         call = self.backward_of(cell, residual, grads)

@@ -27,9 +27,9 @@ from flashrnn.cuda.sum_of_partials import sum_of_partials
 from flashrnn.cuda.weight_gradient import WeightGradient
 from flashrnn.cuda.zeros import zeros
 from flashrnn.memory_format import aligned, contiguous, empty_in_format
-from flashrnn.problem import Gradients, Inputs, StateGradients, States, empty_states, tf32_allowed
+from flashrnn.problem import Gradients, Inputs, StateGradients, States, empty_aux, empty_states, tf32_allowed
 from flashrnn.products import constant, recurrent_only
-from flashrnn.residual import Residual, saturated
+from flashrnn.residual import Residual, empty_gates, saturated
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +77,30 @@ class Backward:
         self.without_d_u = None if d_u.numel() else torch.empty_like(d_u, device=device)
         self.state_bytes, self.reads_bias, self.of_aux = states.nbytes, bool(constant(cell)), plan.spec.variant.d_aux
         self.needs_shape = not (plan.short or (plan.weight_gradient and plan.weight_gradient.has_kernel))  # of h
+        rows = h.unsqueeze(2)
+        aux, gates = empty_aux(cell, rows, False, True), empty_gates(cell, rows, True, self.gate_format)
+        self.aux_stride, self.gates_stride = aux.stride(), gates.stride()
+
+    def gradients(
+        self, residual: Residual, grads: StateGradients, x: Tensor | None = None
+    ) -> tuple[Gradients, Tensor | None] | None:
+        """Return the gradients of a call whose inputs and results are in `residual` and, given its layer's input x,
+        perhaps that of W: see `BackwardCall.gradients_of_layer`.
+
+        h (whose shape may differ) and its gradient are dense in the memory format of the call. Returns None if a result
+        has other strides than the call gave it, for example after hooks of saved tensors, or if the precision setting
+        has changed.
+        """
+        h, gates, spec = residual.h, residual.gates, self.plan.spec
+        if residual.aux.stride() != self.aux_stride or gates.stride() != self.gates_stride:
+            return None
+        if h.dim() == 4 and h.stride() != self.h[1]:
+            return None
+        if spec.dtype == torch.float32 and tf32_allowed(spec.dtype, gates.device) != spec.variant.tf32:
+            return None
+        call = BackwardCall(self, residual, grads)
+        call.launch()
+        return call.gradients_of_layer(x)
 
 
 class BackwardCall:
@@ -189,26 +213,6 @@ class Forward:
     def empty_residual(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return memory for aux and gates, as `launch` takes it, on the device of x."""
         return tuple([_empty(one, x) for one in self._made[1::2]])
-
-    def gradients(
-        self, residual: Residual, grads: StateGradients, x: Tensor | None = None
-    ) -> tuple[Gradients, Tensor | None] | None:
-        """Return the gradients of a call whose inputs and results are in `residual` and, given its layer's input x,
-        perhaps that of W: see `BackwardCall.gradients_of_layer`.
-
-        h (whose shape may differ) and its gradient are dense in the memory format of the call. Returns None if a result
-        has other strides than the call gave it, for example after hooks of saved tensors, or if the precision setting
-        has changed.
-        """
-        h, gates, spec = residual.h, residual.gates, self._plan.spec
-        (_, of_h, _), (_, of_aux, _), _, (_, of_gates, _) = self._made
-        if residual.aux.stride() != of_aux or gates.stride() != of_gates or (h.dim() == 4 and h.stride() != of_h):
-            return None
-        if spec.dtype == torch.float32 and tf32_allowed(spec.dtype, gates.device) != spec.variant.tf32:
-            return None
-        call = BackwardCall(self.backward, residual, grads)
-        call.launch()
-        return call.gradients_of_layer(x)
 
     def launch(
         self,
