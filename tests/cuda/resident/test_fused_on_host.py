@@ -13,13 +13,19 @@ from flashrnn import Cell, FlashRNN, cuda_layer, flashrnn, functional, get_cell,
 from flashrnn.cuda import dtype_kernel, short_gradients, spec, weight_gradient
 from flashrnn.cuda.arguments import Argument
 from flashrnn.cuda.parameters import fused
-from flashrnn.cuda.resident import backend, calls, tiling
+from flashrnn.cuda.resident import backend, calls, single_step, tiling
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.resident.source import gate_format, prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.gpu import named_gpu
 from flashrnn.residual import converted
-from tests.cuda.host_kernel import HostKernel, compile_for_host, loaded_on_host, short_gradients_on_host
+from tests.cuda.host_kernel import (
+    HostKernel,
+    compile_for_host,
+    loaded_on_host,
+    short_gradients_on_host,
+    single_step_on_host,
+)
 from tests.problems import COMPETING, NORMALISED_LSTM, NORMALISED_STATE, all_states
 from tests.suite import Case, check, check_tf32, equal_units, inputs_for, large_mean_of_c, tf32_on_the_processor
 from tests.tolerances import assert_close
@@ -489,6 +495,7 @@ def test_cuda_layer_launches_these_kernels(on_host, monkeypatch, steps, options,
     on_host(tilings)
     monkeypatch.setattr(short_gradients, "serves", serves)
     monkeypatch.setattr(short_gradients, "_kernel", short_gradients_on_host)
+    monkeypatch.setattr(single_step, "_kernel", single_step_on_host)
     monkeypatch.setattr(calls, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
     monkeypatch.setattr(cuda_layer, "on_gpu", lambda x: True)
     monkeypatch.setattr(cuda_layer, "is_faster", lambda *_: True)

@@ -152,6 +152,7 @@ def overlapped(on_host, monkeypatch):  # noqa: F811
     monkeypatch.setattr(layers, "meanwhile", lambda *_: nullcontext())
     monkeypatch.setattr(layers, "device_gpu", lambda index: named_gpu("H100"))
     monkeypatch.setattr(cuda_layer, "on_gpu", lambda x: True)
+    monkeypatch.setattr(cuda_layer, "_initial", torch.cat)  # not an address, which is invalid in another process
     for cached in (cuda_layer._forward, cuda_layer._overlapped):
         cached.cache_clear()
     yield use
