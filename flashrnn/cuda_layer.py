@@ -16,7 +16,7 @@ from torch.nn.functional import dropout, linear
 from flashrnn._torch_private import apply_of, autograd_alone, backward_is_observed, graph_is_retained
 from flashrnn.cells import Cell
 from flashrnn.cuda.resident.backend import CudaFused
-from flashrnn.cuda.resident.calls import Forward
+from flashrnn.cuda.resident.calls import Forward, each_state
 from flashrnn.cuda.resident.layers import OverlappedLayers, overlapped_layers
 from flashrnn.cuda.resident.single_step import SingleStep
 from flashrnn.directions import is_faster
@@ -245,8 +245,7 @@ def _results(
     last = x.new_empty(forward.states, forward.batch, forward.size, dtype=state_dtype(x.dtype))
     aux, gates = forward.empty_residual(x) if training else (None, None)
     forward.launch(Wx, R, b, _initial(states) if states else None, reset, h, aux, last, gates)
-    # not views, which cannot always be changed in place
-    return h, aux, (last,) if last.shape[0] == 1 else last.unsafe_chunk(last.shape[0]), gates
+    return h, aux, each_state(last), gates
 
 
 class _Layers(torch.autograd.Function):

@@ -14,7 +14,15 @@ from flashrnn.cells import Cell, get_cell
 from flashrnn.cells.hoisting import Hoisted
 from flashrnn.cpu.backend import CpuFused
 from flashrnn.cpu.call import Sizes, prepare
-from flashrnn.cuda import hoisted, reset_bits, resize_rows, short_gradients, sum_of_partials, weight_gradient
+from flashrnn.cuda import (
+    gather_rows,
+    hoisted,
+    reset_bits,
+    resize_rows,
+    short_gradients,
+    sum_of_partials,
+    weight_gradient,
+)
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.nvrtc import compile_in_subprocess
 from flashrnn.cuda.resident import concurrent_gradient, single_step, solver
@@ -165,6 +173,7 @@ def _resident(
 ) -> Kernels:
     if problem.reset:
         yield "resets as bits", partial(reset_bits.KERNEL.compile, reset_bits.DTYPE, problem.gpu)
+        yield "sequences of different lengths", partial(gather_rows.KERNEL.compile, gather_rows.DTYPE, problem.gpu)
     if len(lengths) > 1 and not bidirectional and single_step.serves(problem.cell, batch):
         sizes = problem.cell, problem.heads, problem.head_dim, batch, problem.dtype, problem.gpu
         step = single_step.spec_of(*sizes)

@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import MutableMapping
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 
 import torch
@@ -10,7 +10,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.weak import WeakIdKeyDictionary
 
-from flashrnn._torch_private import current_stream
+from flashrnn._torch_private import autograd_alone, current_stream
+from flashrnn.cuda.dtype_kernel import loaded
+from flashrnn.cuda.gather_rows import DTYPE, KERNEL, gather_rows, serves
+from flashrnn.problem import KernelUnavailable, on_gpu
 
 
 class Whole:
@@ -110,12 +113,12 @@ class SideBySide:
         return self._batch
 
     def spread(self, x: Tensor, backward: bool) -> Tensor:
-        """Return x [steps, ...] as [B, T, ...], padded with copies of its first step, with time outermost in memory."""
+        """Return x [steps, ...] as [B, T, ...], padded with zeros, with time outermost in memory."""
         rows = _Spread.apply(x, self._source(backward), self._place(backward))
         return rows.unflatten(0, (self._steps, self._batch)).transpose(0, 1)
 
     def gather(self, h: Tensor, backward: bool) -> Tensor:
-        return _Gather.apply(h.transpose(0, 1).flatten(0, 1), self._place(backward))
+        return _Gather.apply(h.transpose(0, 1).flatten(0, 1), self._source(backward), self._place(backward))
 
     def resets(self, backward: bool) -> Tensor | None:
         """Return the reset mask [B, T].
@@ -147,10 +150,11 @@ class SideBySide:
         return self._place_and_starts(backward)[0]
 
     def _source(self, backward: bool) -> Tensor:
-        """Return the step of the data for each index in the batch [T * B]; padding gets the first step."""
+        """Return the step of the data for each index in the batch [T * B]; -1 for padding."""
         if backward not in self._sources:
             place = self._place(backward)
-            source, steps = place.new_zeros(self._steps * self._batch), torch.arange(len(place), device=place.device)
+            source = place.new_full((self._steps * self._batch,), -1)
+            steps = torch.arange(len(place), device=place.device)
             self._sources[backward] = source.index_copy_(0, place, steps)
         return self._sources[backward]
 
@@ -195,61 +199,74 @@ def _numbered(sizes: list[int] | Tensor, count: int, device: torch.device) -> tu
     return group, items - before.index_select(0, group)
 
 
-def _placed(x: Tensor, place: Tensor, size: int) -> Tensor:
-    """Return zeros [size, ...] with x written at the indices `place`, which are all different."""
-    return x.new_zeros(size, *x.shape[1:]).index_copy_(0, place, x)
+def _spread(x: Tensor, source: Tensor, place: Tensor) -> Tensor:
+    """Return the batch [T * B, ...] of the steps x [steps, ...], with zeros as padding."""
+    if _by_kernel(x, len(source)):
+        return gather_rows(x, source)
+    return x.new_zeros(len(source), *x.shape[1:]).index_copy_(0, place, x)
+
+
+def _gathered(x: Tensor, place: Tensor) -> Tensor:
+    """Return the steps [steps, ...] of the batch x [T * B, ...]."""
+    return gather_rows(x, place) if _by_kernel(x, len(place)) else x.index_select(0, place)
+
+
+def _by_kernel(x: Tensor, rows: int) -> bool:
+    return on_gpu(x) and autograd_alone() and serves(x, rows) and _has_kernel(x.device)
+
+
+@cache
+def _has_kernel(device: torch.device) -> bool:
+    try:
+        return loaded(KERNEL, DTYPE, device.index) is not None
+    except KernelUnavailable:
+        return False
 
 
 class _Spread(torch.autograd.Function):
-    """x[source], where each step of x is also at its own `place` in the result. The rest is padding without gradient.
-
-    A single gather takes less time than filling with zeros and copying the steps.
-    """
+    """`_spread`, of which `_Gather` is the transpose. `source` and `place` are those of SideBySide."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x, source, place):
-        return x.index_select(0, source)
+        return _spread(x, source, place)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _, source, place = inputs
-        ctx.save_for_backward(place)
-        ctx.save_for_forward(source)
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
 
     @staticmethod
     def backward(ctx, grad):
-        return grad.index_select(0, *ctx.saved_tensors), None, None
+        return _Gather.apply(grad, *ctx.saved_tensors), None, None
 
     @staticmethod
     def jvp(ctx, tangent, *_):
-        return tangent.index_select(0, *ctx.saved_tensors)
+        return _spread(tangent, *ctx.saved_tensors)
 
 
 class _Gather(torch.autograd.Function):
-    """x[place] for distinct indices, so that the gradient is a copy, and not a sum as in PyTorch."""
+    """`_gathered`. Its gradient is a copy, and not a sum as in PyTorch, because the indices are all different."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x, place):
-        return x.index_select(0, place)
+    def forward(x, source, place):
+        return _gathered(x, place)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x, place = inputs
-        ctx.save_for_backward(place)
-        ctx.save_for_forward(place)
-        ctx.size = x.shape[0]
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
 
     @staticmethod
     def backward(ctx, grad):
-        return _placed(grad, *ctx.saved_tensors, ctx.size), None
+        return _Spread.apply(grad, *ctx.saved_tensors), None, None
 
     @staticmethod
-    def jvp(ctx, tangent, _):
-        return tangent.index_select(0, *ctx.saved_tensors)
+    def jvp(ctx, tangent, *_):
+        return _gathered(tangent, ctx.saved_tensors[1])
 
 
 class Packed(SideBySide):

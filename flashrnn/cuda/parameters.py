@@ -229,9 +229,6 @@ def short_gradients(spec: KernelSpec) -> Parameters:
 def single_step(spec: KernelSpec) -> Parameters:
     """Return the parameters of resident/kernels/single_step.cuh."""
     tensors, (S, G, GI, GR, _), N, D = _Tensors(spec), _counts(spec), spec.heads, spec.head_dim
-    states = []
-    for i in range(S):
-        states += [tensors.reads(f"initial_{i}", "float", B, N, D), tensors.writes(f"last_{i}", "float", B, N, D)]
     return (
         tensors.reads("x", "scalar", B, "features"),
         tensors.reads("W", "scalar", GI, N, D, "features"),
@@ -241,7 +238,8 @@ def single_step(spec: KernelSpec) -> Parameters:
         tensors.writes("h", "scalar", B, N, D),
         tensors.writes("aux", "aux_number", S - 1, B, N, D),
         tensors.writes("gates", "gate", B, N, head_numbers(spec.cell, N, D, spec.dtype)),
-        *states,
+        *(tensors.writes(f"last_{i}", "float", B, N, D) for i in range(S)),
+        *(tensors.reads(f"initial_{i}", "float", B, N, D) for i in range(S)),
         *_numbers("features", "B"),
     )
 
@@ -289,6 +287,16 @@ def sum_of_partials(dtype: torch.dtype) -> Parameters:
         Parameter("partial", "const float2* __restrict__", torch.float32, ("partials", "pairs", 2)),
         Parameter("total", "Pair* __restrict__", dtype, ("pairs", 2)),
         *_numbers("partials", "pairs"),
+    )
+
+
+def gather_rows(dtype: torch.dtype) -> Parameters:
+    """Return the parameters of kernels/gather_rows.cuh."""
+    return (
+        Parameter("x", "const uint4* __restrict__"),
+        Parameter("index", "const i64* __restrict__", torch.int64),
+        Parameter("gathered", "uint4* __restrict__"),
+        *_numbers("vectors", "all"),
     )
 
 

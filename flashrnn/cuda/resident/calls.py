@@ -5,7 +5,7 @@ computed once.
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -246,6 +246,11 @@ class Forward:
             **chunks,
         }
         self._plan.launch(arguments, Wx)
+
+
+def each_state(states: Tensor) -> Sequence[Tensor]:
+    """Return the states [S, B, H] as tensors [1, B, H] that are not views, which cannot always be changed in place."""
+    return (states,) if states.shape[0] == 1 else states.unsafe_chunk(states.shape[0])
 
 
 _Format = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # plain tuples are read in half the time of a torch.Size

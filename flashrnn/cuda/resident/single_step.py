@@ -16,7 +16,7 @@ from flashrnn.cuda import parameters
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.parameters import declaration
-from flashrnn.cuda.resident.calls import Backward
+from flashrnn.cuda.resident.calls import Backward, each_state
 from flashrnn.cuda.resident.source import gate_format
 from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec, Variant
@@ -42,7 +42,8 @@ class SingleStep:
         rows = torch.empty(B, 1, 1, N, D, dtype=spec.dtype, device="meta")
         residual = empty_aux(cell, rows, False, True), empty_gates(cell, rows, True, self.gate_format)
         self._residual = [(tuple(one.shape), one.dtype) for one in residual]
-        self._last = [(f"initial_{i}", f"last_{i}") for i in range(self.states)]
+        self._last, self._initial = ([f"{name}_{i}" for i in range(self.states)] for name in ("last", "initial"))
+        self._zeros = [None] * self.states
 
     def __call__(
         self,
@@ -53,7 +54,7 @@ class SingleStep:
         states: Sequence[Tensor],
         reset: Tensor | None,
         training: bool,
-    ) -> tuple[Tensor, Tensor | None, list[Tensor], Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Sequence[Tensor], Tensor | None]:
         """Return h [..., H], aux, the last states and gates; aux and gates are None without `training`.
 
         Args:
@@ -69,7 +70,7 @@ class SingleStep:
         h, aux, gates = x.new_empty(*x.shape[:-1], self.size), None, None
         if training:
             aux, gates = [x.new_empty(shape, dtype=dtype) for shape, dtype in self._residual]
-        last = [x.new_empty(1, self.batch, self.size, dtype=dtype) for _ in self._last]
+        last = each_state(x.new_empty(self.states, self.batch, self.size, dtype=dtype))
         arguments = {
             "x": x,
             "W": W.contiguous(),
@@ -79,10 +80,10 @@ class SingleStep:
             "h": h,
             "aux": aux,
             "gates": gates,
+            **dict(zip(self._last, last, strict=True)),
+            **dict(zip(self._initial, states or self._zeros, strict=True)),
+            "features": features,
         }
-        for i, (before, after) in enumerate(self._last):
-            arguments[before], arguments[after] = states[i] if states else None, last[i]
-        arguments["features"] = features
         self._launch(self._blocks, arguments)
         return h, aux, last, gates
 

@@ -42,7 +42,7 @@ def test_step(monkeypatch, cell, B, N, D, features, dtype):
         assert h.dtype == dtype
         agree(h, expected)
         assert {state.dtype for state in last} == {state_dtype(dtype)}
-        agree(torch.stack(last)[:, 0], expected_last)
+        agree(torch.stack(list(last))[:, 0], expected_last)
         assert (aux is not None) == (gates is not None) == training
         if training:
             agree(aux.flatten(1), expected_last[1:].flatten(1))

@@ -1,0 +1,36 @@
+"""Rows of a tensor in another order and with rows of zeros, in one launch.
+
+PyTorch's `index_select` copies element by element, and zeros need another pass over the memory.
+"""
+
+import torch
+from torch import Tensor
+
+from flashrnn.cuda import parameters
+from flashrnn.cuda.dtype_kernel import DtypeKernel
+from flashrnn.memory_format import aligned
+
+DTYPE = torch.bfloat16  # for tensors of any dtype: the kernel copies vectors of 16 bytes
+_VECTOR, _AT_ONCE, _MOST = 16, 4, 2**31  # bytes; vectors of a thread; vectors of a result
+KERNEL = DtypeKernel("gather_rows", 256, parameters.gather_rows)
+
+
+def serves(x: Tensor, rows: int) -> bool:
+    """Return whether rows of x, which is on a GPU, consist of whole vectors, and a result with `rows` is not too
+    large."""
+    size = x.nbytes // len(x) if len(x) else 1
+    return size % _VECTOR == 0 and 0 < rows * size // _VECTOR < _MOST
+
+
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Return x[index] for int64 indices [rows], with rows of zeros where an index is negative."""
+    x, gathered = aligned(x.contiguous()), x.new_empty(len(index), *x.shape[1:])
+    arguments = {
+        "x": x,
+        "index": index,
+        "gathered": gathered,
+        "vectors": x.nbytes // len(x) // _VECTOR,
+        "all": gathered.nbytes // _VECTOR,
+    }
+    KERNEL.launch(-(-arguments["all"] // _AT_ONCE), arguments, DTYPE, x.device.index)
+    return gathered

@@ -1,0 +1,27 @@
+"""The kernel that copies rows, on the processor."""
+
+import pytest
+import torch
+
+from flashrnn.cuda import dtype_kernel
+from flashrnn.cuda.gather_rows import gather_rows, serves
+from tests.cuda.host_kernel import loaded_on_host
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [(torch.bfloat16, (40, 24)), (torch.float32, (7, 3, 4)), (torch.float64, (1, 2))], ids=str
+)
+def test_rows_are_gathered_or_zeros(monkeypatch, dtype, shape):
+    monkeypatch.setattr(dtype_kernel, "loaded", loaded_on_host)
+    x, index = torch.randn(*shape).to(dtype), torch.randint(-1, shape[0], (700,))
+    assert serves(x, len(index))
+    expected = x[index]
+    expected[index < 0] = 0
+    assert torch.equal(gather_rows(x, index), expected)
+
+
+def test_only_rows_of_whole_vectors_are_gathered():
+    assert not serves(torch.zeros(3, 7), 5)
+    assert not serves(torch.zeros(3, 8), 0)
+    assert not serves(torch.zeros(0, 8), 0)
+    assert not serves(torch.zeros(1, 8).expand(2**31, 8), 2**31)
