@@ -133,8 +133,7 @@ class SideBySide:
         if not self._padded and self._reset is None and self._batch == len(self._length):
             return None
         place, starts = self._place_and_starts(backward)
-        reset = place.new_ones(self._steps * self._batch, dtype=torch.bool)
-        reset.index_fill_(0, place, False)
+        reset = self._source(backward) < 0
         if not self._initial:
             reset.index_fill_(0, starts, True)
         if self._reset is not None:
