@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from flashrnn import FlashRNN, cuda_layer
 from flashrnn.cuda import short_gradients
 from flashrnn.cuda.build import Binary
-from flashrnn.cuda.resident import backend, calls, solver
+from flashrnn.cuda.resident import backend, calls, single_step, solver
 from flashrnn.gpu import named_gpu
 
 B, T = 16, 4
@@ -36,16 +36,18 @@ def launches(monkeypatch) -> Iterator[list[str]]:
     def choose(spec):
         return binary("", "", spec.direction), solver.likely_tiling(spec)
 
-    for module in (backend, short_gradients):
+    for module in (backend, short_gradients, single_step):
         monkeypatch.setattr(module, "load", load)
-    monkeypatch.setattr(short_gradients, "build", binary)
+    for module in (short_gradients, single_step):
+        monkeypatch.setattr(module, "build", binary)
     monkeypatch.setattr(backend, "device_gpu", lambda index: named_gpu("H200"))
     nothing = torch.zeros(2**20, dtype=torch.uint8)
     monkeypatch.setattr(calls, "zeros", lambda device, size: nothing)
     monkeypatch.setattr(backend, "meanwhile", lambda *_: nullcontext())
     monkeypatch.setattr(cuda_layer, "choose", lambda *_: backend.CudaFused(choose))
     monkeypatch.setattr(cuda_layer, "on_gpu", lambda x: True)
-    cached = cuda_layer._forward, backend._forward, backend._backward, backend._plan, short_gradients._kernel
+    kernels = short_gradients._kernel, single_step._kernel
+    cached = cuda_layer._forward, backend._forward, backend._backward, backend._plan, *kernels
     for function in cached:
         function.cache_clear()
     yield found
@@ -75,3 +77,27 @@ def test_layer_runs_few_operators(launches, heads, most):
     launches.clear()
     found = operators(call)
     assert len(found) <= most
+
+
+@pytest.mark.parametrize(("function", "most", "most_with_gradients"), [("lstm", 3, 20), ("gru", 2, 18)])
+def test_step_runs_few_operators(launches, function, most, most_with_gradients):
+    """In float32, without gradients and with those of all parameters."""
+    network, x = FlashRNN(64, 64, function=function), torch.randn(2, 64)
+    leaves, d_out = [*network.parameters()], torch.ones_like(x)
+    with torch.no_grad():
+        _, states = cuda_layer.run(network, x, None, None)
+
+    def step() -> None:
+        with torch.no_grad():
+            cuda_layer.run(network, x, states, None)
+
+    def train() -> None:
+        torch.autograd.grad(cuda_layer.run(network, x, states, None)[0], leaves, d_out)
+
+    train()
+    launches.clear()
+    assert len(operators(step)) <= most
+    assert launches == ["flashrnn_single_step"]
+    launches.clear()
+    assert len(operators(train)) <= most_with_gradients
+    assert launches == ["flashrnn_single_step", "backward", "flashrnn_short_gradients"]
