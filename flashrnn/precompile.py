@@ -174,7 +174,11 @@ def _resident(
     if problem.reset:
         yield "resets as bits", partial(reset_bits.KERNEL.compile, reset_bits.DTYPE, problem.gpu)
         yield "sequences of different lengths", partial(gather_rows.KERNEL.compile, gather_rows.DTYPE, problem.gpu)
-    if len(lengths) > 1 and not bidirectional and single_step.serves(problem.cell, batch):
+    if (
+        len(lengths) > 1
+        and not bidirectional
+        and single_step.serves(problem.cell, problem.heads * problem.head_dim, batch)
+    ):
         sizes = problem.cell, problem.heads, problem.head_dim, batch, problem.dtype, problem.gpu
         step = single_step.spec_of(*sizes)
         yield f"a single step of {problem.cell.name}", partial(single_step.compile_kernel, step)

@@ -20,8 +20,9 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
 
-from flashrnn import decoding, flashrnn, get_cell, products
+from flashrnn import FlashRNN, decoding, flashrnn, get_cell, products
 from tests.cuda.decoding.test_step import random_model
 from tests.problems import random_reset, results
 from tests.suite import Case, inputs_for
@@ -52,8 +53,17 @@ DECODED = (  # T steps of a model with two blocks
     Case(get_cell("lstm"), B=20, T=2, N=2, D=32),  # batches above 8 are not supported in float32
     Case(get_cell("layernorm_gru"), B=33, T=1, N=1, D=64),
 )
-GROUPS = (*BACKENDS, DECODING)
-CASES = (*itertools.product(BACKENDS, SIZES, DTYPES), *itertools.product((DECODING,), DECODED, DTYPES))
+LAYERS = "layers"
+LAYERED = (  # single steps, and sequences of different lengths
+    Case(get_cell("lstm"), B=9, T=5, N=1, D=64),
+    Case(get_cell("gru"), B=3, T=5, N=2, D=20),
+)
+GROUPS = (*BACKENDS, DECODING, LAYERS)
+CASES = (
+    *itertools.product(BACKENDS, SIZES, DTYPES),
+    *itertools.product((DECODING,), DECODED, DTYPES),
+    *itertools.product((LAYERS,), LAYERED, DTYPES),
+)
 _PRODUCT, _OF_ONE_HEAD = products._product, products._of_one_head
 
 
@@ -84,7 +94,7 @@ def run(number: int) -> None:
     print(group, case, dtype, flush=True)
     device = torch.device("cuda:0")
     try:
-        (decode if group == DECODING else partial(train, group))(case, dtype, device)
+        {DECODING: decode, LAYERS: run_layer}.get(group, partial(train, group))(case, dtype, device)
     except pytest.skip.Exception as reason:
         return print(f"not supported: {reason}", flush=True)
     torch.cuda.synchronize()
@@ -96,6 +106,20 @@ def train(backend: str, case: Case, dtype: torch.dtype, device: torch.device) ->
     reset = random_reset(case.B, case.T).to(device) if case.reset else None
     with products_in_float32():
         results(flashrnn, inputs, function=case.cell, backend=backend, reset=reset)
+
+
+def run_layer(case: Case, dtype: torch.dtype, device: torch.device) -> None:
+    """Run a layer on single steps and on sequences of different lengths, with gradients and without."""
+    size = case.N * case.D
+    layer = FlashRNN(size, size, function=case.cell, num_heads=case.N, device=device, dtype=dtype)
+    sequences = [torch.randn(1 + n % case.T, size, device=device, dtype=dtype) for n in range(case.B)]
+    reset, states = torch.arange(case.B, device=device) % 2 == 0, None
+    for with_gradients in (False, True):
+        with torch.set_grad_enabled(with_gradients), products_in_float32():
+            out, states = layer.step(torch.stack([one[0] for one in sequences]), states, reset)
+            packed, _ = layer(pack_sequence(sequences, enforce_sorted=False))
+            if with_gradients:
+                (out.sum() + packed.data.sum()).backward()
 
 
 def decode(case: Case, dtype: torch.dtype, device: torch.device) -> None:

@@ -24,7 +24,7 @@ from flashrnn.gpu import Gpu
 from flashrnn.problem import aux_dtype, empty_aux, state_dtype
 from flashrnn.residual import empty_gates
 
-MOST_SEQUENCES = 32  # beyond, a library product reads the weights less often
+MOST_SEQUENCES, MOST_WORK = 64, 2**23  # sequences, and sequences times units²: beyond, tensor cores are faster
 _SEQUENCES, _WARPS = 8, 4  # of a block; its sequences share a warp's rows of the weights
 THREADS = 32 * _WARPS
 
@@ -94,9 +94,9 @@ def spec_of(cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtyp
     return KernelSpec("forward", cell, heads, head_dim, batch, dtype, gpu, Variant(aux=aux))
 
 
-def serves(cell: Cell, batch: int) -> bool:
-    """Return whether steps use this kernel: with few sequences, and cells without reductions over units."""
-    return batch <= MOST_SEQUENCES and not trace(cell).reduces
+def serves(cell: Cell, size: int, batch: int) -> bool:
+    """Return whether steps of `size` units use this kernel: those of few sequences, without reductions over units."""
+    return batch <= MOST_SEQUENCES and batch * size**2 <= MOST_WORK and not trace(cell).reduces
 
 
 @cache

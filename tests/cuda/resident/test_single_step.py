@@ -68,9 +68,10 @@ def _exact(cell, x, W, R, b, states, reset) -> tuple[torch.Tensor, torch.Tensor,
 
 
 def test_few_sequences_and_no_reductions_over_units():
-    assert serves(get_cell("lstm"), 1)
-    assert not serves(get_cell("lstm"), 256)
-    assert not serves(get_cell("layernorm_lstm"), 1)
+    assert serves(get_cell("lstm"), 64, 1)
+    assert not serves(get_cell("lstm"), 64, 256)
+    assert not serves(get_cell("lstm"), 1024, 16)
+    assert not serves(get_cell("layernorm_lstm"), 64, 1)
 
 
 @pytest.mark.slow
