@@ -145,6 +145,8 @@ def _kernels(backend: str, problem: Problem, batch: int, at_once: bool) -> Kerne
         yield from _cpu(problem, batch)
     elif backend == CudaFused.name:
         yield from _resident(problem, batch, bidirectional)
+        if not at_once:
+            yield from _single_step(problem, batch)
         if parts := in_parts(problem):
             yield from _resident(problem._replace(cell=parts.loop), batch, bidirectional, lengths=(0,))
             yield from _first(parts, problem)
@@ -174,14 +176,6 @@ def _resident(
     if problem.reset:
         yield "resets as bits", partial(reset_bits.KERNEL.compile, reset_bits.DTYPE, problem.gpu)
         yield "sequences of different lengths", partial(gather_rows.KERNEL.compile, gather_rows.DTYPE, problem.gpu)
-    if (
-        len(lengths) > 1
-        and not bidirectional
-        and single_step.serves(problem.cell, problem.heads * problem.head_dim, batch)
-    ):
-        sizes = problem.cell, problem.heads, problem.head_dim, batch, problem.dtype, problem.gpu
-        step = single_step.spec_of(*sizes)
-        yield f"a single step of {problem.cell.name}", partial(single_step.compile_kernel, step)
     for steps in lengths:
         for half_bias in (False, True) if problem.dtype.itemsize == 2 else (False,):
             spec = _spec("forward", problem, batch, steps, half_bias=half_bias, bidirectional=bidirectional)
@@ -205,6 +199,13 @@ def _resident(
             f"d_R of {problem.cell.name}, batch {batch}, overlapped",
             partial(concurrent_gradient.compile_kernels, spec, overlapped),
         )
+
+
+def _single_step(problem: Problem, batch: int) -> Kernels:
+    cell, N, D = problem.cell, problem.heads, problem.head_dim
+    if single_step.serves(cell, N * D, batch):
+        spec = single_step.spec_of(cell, N, D, batch, problem.dtype, problem.gpu)
+        yield f"a single step of {cell.name}", partial(single_step.compile_kernel, spec)
 
 
 def _first(parts: Hoisted, problem: Problem) -> Kernels:
