@@ -203,7 +203,7 @@ def _resident(
 
 def _single_step(problem: Problem, batch: int) -> Kernels:
     cell, N, D = problem.cell, problem.heads, problem.head_dim
-    if single_step.serves(cell, N * D, batch):
+    if single_step.serves(cell, N * D, batch, problem.dtype):
         spec = single_step.spec_of(cell, N, D, batch, problem.dtype, problem.gpu)
         yield f"a single step of {cell.name}", partial(single_step.compile_kernel, spec)
 

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 from flashrnn import FlashRNN, decoding, flashrnn, get_cell, products
@@ -115,7 +115,7 @@ def run_layer(case: Case, dtype: torch.dtype, device: torch.device) -> None:
     sequences = [torch.randn(1 + n % case.T, size, device=device, dtype=dtype) for n in range(case.B)]
     reset, states = torch.arange(case.B, device=device) % 2 == 0, None
     for with_gradients in (False, True):
-        with torch.set_grad_enabled(with_gradients), products_in_float32():
+        with torch.set_grad_enabled(with_gradients), products_in_float32(), inputs_in_float32():
             out, states = layer.step(torch.stack([one[0] for one in sequences]), states, reset)
             packed, _ = layer(pack_sequence(sequences, enforce_sorted=False))
             if with_gradients:
@@ -167,6 +167,15 @@ def products_in_float32() -> AbstractContextManager:
     On an H200, racecheck fails in cuBLAS's kernels for half types, even if they are excluded.
     """
     return patch.multiple(products, _product=_product_in_float32, _of_one_head=_of_one_head_in_float32)
+
+
+def inputs_in_float32() -> AbstractContextManager:
+    """A context that computes input products in float32, for the same reason as `products_in_float32`."""
+
+    def forward(self: nn.Linear, x: Tensor) -> Tensor:
+        return (x.float() @ self.weight.float().t()).to(x.dtype)
+
+    return patch.object(nn.Linear, "forward", forward)
 
 
 def _product_in_float32(d_gates: list[Tensor], steps: slice, h: Tensor, add_to: Tensor | None = None) -> Tensor:

@@ -115,7 +115,7 @@ class CudaFused:
     ) -> SingleStep | None:
         """Return a function for single steps of layers, without both directions; None if the kernels for sequences are
         faster."""
-        if not single_step.serves(cell, heads * head_dim, batch):
+        if not single_step.serves(cell, heads * head_dim, batch, dtype):
             return None
         spec = single_step.spec_of(cell, heads, head_dim, batch, dtype, device_gpu(device.index))
         if not training:

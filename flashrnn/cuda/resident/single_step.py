@@ -24,7 +24,8 @@ from flashrnn.gpu import Gpu
 from flashrnn.problem import aux_dtype, empty_aux, state_dtype
 from flashrnn.residual import empty_gates
 
-MOST_SEQUENCES, MOST_WORK = 64, 2**23  # sequences, and sequences times units²: beyond, tensor cores are faster
+MOST_SEQUENCES = 64
+MOST_WORK = {2: 2**22, 4: 2**23}  # sequences times units², by the bytes of a weight: beyond, tensor cores are faster
 _SEQUENCES, _WARPS = 8, 4  # of a block; its sequences share a warp's rows of the weights
 THREADS = 32 * _WARPS
 
@@ -94,9 +95,10 @@ def spec_of(cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtyp
     return KernelSpec("forward", cell, heads, head_dim, batch, dtype, gpu, Variant(aux=aux))
 
 
-def serves(cell: Cell, size: int, batch: int) -> bool:
+def serves(cell: Cell, size: int, batch: int, dtype: torch.dtype) -> bool:
     """Return whether steps of `size` units use this kernel: those of few sequences, without reductions over units."""
-    return batch <= MOST_SEQUENCES and batch * size**2 <= MOST_WORK and not trace(cell).reduces
+    few = batch <= MOST_SEQUENCES and batch * size**2 <= MOST_WORK[dtype.itemsize]
+    return few and not trace(cell).reduces
 
 
 @cache

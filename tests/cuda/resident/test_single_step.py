@@ -14,7 +14,7 @@ from tests.cuda.host_kernel import single_step_on_host
 from tests.cuda.resident.test_kernels import GPUS
 from tests.problems import MINIMAL_GATED, PEEPHOLE_LSTM, cell_name
 
-SIZES = [(1, 1, 6, 5), (3, 2, 16, 16), (9, 1, 40, 3)]  # sequences, heads, units of a head, features
+SIZES = [(1, 1, 6, 5), (3, 2, 16, 16), (9, 1, 40, 3), (2, 2, 160, 24)]  # sequences, heads, units of a head, features
 CELLS = [*map(get_cell, ("lstm", "gru", "slstm")), MINIMAL_GATED, PEEPHOLE_LSTM]
 
 
@@ -68,10 +68,11 @@ def _exact(cell, x, W, R, b, states, reset) -> tuple[torch.Tensor, torch.Tensor,
 
 
 def test_few_sequences_and_no_reductions_over_units():
-    assert serves(get_cell("lstm"), 64, 1)
-    assert not serves(get_cell("lstm"), 64, 256)
-    assert not serves(get_cell("lstm"), 1024, 16)
-    assert not serves(get_cell("layernorm_lstm"), 64, 1)
+    assert serves(get_cell("lstm"), 64, 1, torch.float32)
+    assert not serves(get_cell("lstm"), 64, 256, torch.float32)
+    assert serves(get_cell("lstm"), 512, 32, torch.float32)
+    assert not serves(get_cell("lstm"), 512, 32, torch.bfloat16)
+    assert not serves(get_cell("layernorm_lstm"), 64, 1, torch.float32)
 
 
 @pytest.mark.slow
