@@ -10,7 +10,7 @@ from flashrnn import UnsupportedProblem, flashrnn, get_cell, warmup
 from flashrnn.__main__ import main
 from flashrnn.cpu import build as cpu_build
 from flashrnn.cuda import build, short_gradients, sum_of_partials, weight_gradient
-from flashrnn.cuda.resident import backend, concurrent_gradient, kernel
+from flashrnn.cuda.resident import backend, concurrent_gradient, kernel, single_step
 from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.spec import Variant
 from flashrnn.gpu import named_gpu
@@ -72,6 +72,8 @@ def test_training_call_compiles_nothing_after_warmup(compiled, monkeypatch, step
         plan = backend._plan(compile_best, "backward", *call, variant, 0)
         if plan.overlapped:
             concurrent_gradient.compile_kernel(plan.spec, plan.overlapped)
+        if not bidirectional:
+            single_step.compile_kernel(single_step.spec_of(LSTM, 1, 256, batch, torch.bfloat16, H100))
     sum_of_partials.KERNEL.compile(torch.bfloat16, H100)
     sum_of_partials.KERNEL.compile(torch.float32, H100)
     assert compiled == []
