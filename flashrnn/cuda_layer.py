@@ -1,6 +1,7 @@
-"""The layers of a FlashRNN run by backend `cuda_fused`, each with one matrix product and one kernel launch.
+"""The layers of a FlashRNN run by backend `cuda_fused`, each with one matrix product and one kernel launch, or a single
+step with one launch.
 
-For few time steps, as in a control loop, the general path through a layer doubles the host time of these two.
+For few time steps, as in a control loop, the general path through a layer doubles the host time of these.
 
 Both directions of a layer run as the heads of one recurrence if this is faster according to `directions`. The second
 half of the heads goes through time backwards.

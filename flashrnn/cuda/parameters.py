@@ -238,7 +238,7 @@ def single_step(spec: KernelSpec) -> Parameters:
         tensors.writes("h", "scalar", B, N, D),
         tensors.writes("aux", "aux_number", S - 1, B, N, D),
         tensors.writes("gates", "gate", B, N, head_numbers(spec.cell, N, D, spec.dtype)),
-        *(tensors.writes(f"last_{i}", "float", B, N, D) for i in range(S)),
+        tensors.writes("last", "float", S, B, N, D),
         *(tensors.reads(f"initial_{i}", "float", B, N, D) for i in range(S)),
         *_numbers("features", "B"),
     )

@@ -43,8 +43,7 @@ class SingleStep:
         rows = torch.empty(B, 1, 1, N, D, dtype=spec.dtype, device="meta")
         residual = empty_aux(cell, rows, False, True), empty_gates(cell, rows, True, self.gate_format)
         self._residual = [(tuple(one.shape), one.dtype) for one in residual]
-        self._last, self._initial = ([f"{name}_{i}" for i in range(self.states)] for name in ("last", "initial"))
-        self._zeros = [None] * self.states
+        self._initial, self._zeros = [f"initial_{i}" for i in range(self.states)], [None] * self.states
 
     def __call__(
         self,
@@ -67,11 +66,10 @@ class SingleStep:
             reset: bool, an element for each sequence, or None.
             training: a backward pass follows.
         """
-        dtype, features = state_dtype(x.dtype), x.shape[-1]
         h, aux, gates = x.new_empty(*x.shape[:-1], self.size), None, None
         if training:
             aux, gates = [x.new_empty(shape, dtype=dtype) for shape, dtype in self._residual]
-        last = each_state(x.new_empty(self.states, self.batch, self.size, dtype=dtype))
+        last = x.new_empty(self.states, self.batch, self.size, dtype=state_dtype(x.dtype))
         arguments = {
             "x": x,
             "W": W.contiguous(),
@@ -81,12 +79,12 @@ class SingleStep:
             "h": h,
             "aux": aux,
             "gates": gates,
-            **dict(zip(self._last, last, strict=True)),
+            "last": last,
             **dict(zip(self._initial, states or self._zeros, strict=True)),
-            "features": features,
+            "features": x.shape[-1],
         }
         self._launch(self._blocks, arguments)
-        return h, aux, last, gates
+        return h, aux, each_state(last), gates
 
 
 def spec_of(cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, gpu: Gpu) -> KernelSpec:
@@ -122,6 +120,5 @@ def prelude(spec: KernelSpec) -> str:
             cell_prelude(spec, constants),
             declaration(parameters.single_step(spec)),
             f"#define INITIAL_STATES {', '.join(f'params.initial_{i}' for i in states)}",
-            f"#define LAST_STATES {', '.join(f'params.last_{i}' for i in states)}",
         )
     )

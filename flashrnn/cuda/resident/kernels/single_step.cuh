@@ -89,7 +89,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 flashrnn_single_step(PARAMETERS) {
   const Params params{PARAMETER_NAMES};
   const float* const before[] = {INITIAL_STATES};
-  float* const after[] = {LAST_STATES};
   const int lane = threadIdx.x % 32, unit = blockIdx.x % UNIT_BLOCKS * WARPS + threadIdx.x / 32;
   const i64 first = i64(blockIdx.x / UNIT_BLOCKS) * SEQS;
   const int count = int(min(params.B - first, i64(SEQS)));
@@ -118,7 +117,7 @@ flashrnn_single_step(PARAMETERS) {
   params.h[at] = scalar(fresh[0]);
   fresh[0] = float(scalar(fresh[0]));
 #pragma unroll
-  for (int i = 0; i < STATES; i++) after[i][at] = fresh[i];
+  for (int i = 0; i < STATES; i++) params.last[i * params.B * ROW + at] = fresh[i];
   if (params.aux)
 #pragma unroll
     for (int i = 1; i < STATES; i++) to_gate(params.aux[(i - 1) * params.B * ROW + at], fresh[i]);
