@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flashrnn import FlashRNN, cuda_layer
+from flashrnn.cuda.resident.calls import joined_states
 from flashrnn.dispatch import VANILLA, by_one_way
 from flashrnn.problem import Gradients, Inputs, StateGradients
 from flashrnn.residual import Residual, turned
@@ -203,11 +204,11 @@ def test_create_graph_gives_the_same_gradients(calls):
     torch.testing.assert_close(with_graph, once)
 
 
-def test_contiguous_states_are_not_copied(calls):
+def test_contiguous_states_are_not_copied():
     states = torch.randn(2, 1, B, H, dtype=torch.float64)
-    assert cuda_layer._initial(states.unbind()) == states.data_ptr()
+    assert joined_states(states.unbind()) == states.data_ptr()
     apart = [torch.randn(1, B, H) for _ in range(2)]
-    assert torch.equal(cuda_layer._initial(apart), torch.stack([state[0] for state in apart]))
+    assert torch.equal(joined_states(apart), torch.stack([state[0] for state in apart]))
 
 
 WRONG = {

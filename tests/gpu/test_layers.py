@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-from flashrnn import FlashRNN, cuda_layer, cudnn, directions, eager_layer, flat_weights, sequences
+from flashrnn import FlashRNN, concurrent_layers, cuda_layer, cudnn, directions, eager_layer, flat_weights, sequences
 from flashrnn.cuda.resident import layers
 from tests.flashrnn.networks import results
 from tests.tolerances import assert_close
@@ -125,12 +125,12 @@ def at_once(monkeypatch):
 
     run, choose, found = (
         layers.OverlappedLayers.__call__,
-        cuda_layer._overlapped,
+        concurrent_layers._overlapped,
         SimpleNamespace(calls=0, allowed=True),
     )
     monkeypatch.setattr(layers, "_WORTH", 100)
     monkeypatch.setattr(layers.OverlappedLayers, "__call__", count)
-    monkeypatch.setattr(cuda_layer, "_overlapped", overlapped)
+    monkeypatch.setattr(concurrent_layers, "_overlapped", overlapped)
     choose.cache_clear()
     yield found
     choose.cache_clear()

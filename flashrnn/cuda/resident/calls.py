@@ -248,6 +248,14 @@ class Forward:
         self._plan.launch(arguments, Wx)
 
 
+def joined_states(states: Sequence[Tensor]) -> Tensor | int:
+    """Return the states [1, B, H] of a layer as one tensor, or only their address if they are contiguous in memory."""
+    first, size = states[0].data_ptr(), states[0].nbytes
+    if all([state.data_ptr() == first + i * size for i, state in enumerate(states)]):
+        return first
+    return torch.cat(list(states))
+
+
 def each_state(states: Tensor) -> Sequence[Tensor]:
     """Return the states [S, B, H] as tensors [1, B, H] that are not views, which cannot always be changed in place."""
     return (states,) if states.shape[0] == 1 else states.unsafe_chunk(states.shape[0])

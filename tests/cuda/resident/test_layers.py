@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 
-from flashrnn import FlashRNN, cuda_layer, get_cell
+from flashrnn import FlashRNN, concurrent_layers, cuda_layer, get_cell
 from flashrnn.cuda import parameters
 from flashrnn.cuda.arguments import Argument
 from flashrnn.cuda.parameters import Parameter, fused
@@ -152,11 +152,13 @@ def overlapped(on_host, monkeypatch):  # noqa: F811
     monkeypatch.setattr(layers, "meanwhile", lambda *_: nullcontext())
     monkeypatch.setattr(layers, "device_gpu", lambda index: named_gpu("H100"))
     monkeypatch.setattr(cuda_layer, "on_gpu", lambda x: True)
-    monkeypatch.setattr(cuda_layer, "_initial", torch.cat)  # not an address, which is invalid in another process
-    for cached in (cuda_layer._forward, cuda_layer._overlapped):
+    monkeypatch.setattr(
+        concurrent_layers, "joined_states", torch.cat
+    )  # not an address, which is invalid in another process
+    for cached in (cuda_layer._forward, concurrent_layers._overlapped):
         cached.cache_clear()
     yield use
-    for cached in (cuda_layer._forward, cuda_layer._overlapped):
+    for cached in (cuda_layer._forward, concurrent_layers._overlapped):
         cached.cache_clear()
 
 
