@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 import flashrnn
 from flashrnn import Cell, FlashRNN, get_cell
 from flashrnn.cells.graph import REDUCTIONS, UntraceableCell
-from flashrnn.cells.printers.cuda import exchanges
+from flashrnn.cells.printers.cuda import early_values, exchanges, head_functions
 from flashrnn.cells.printers.pytorch import torch_function
 from flashrnn.cells.reductions import variance
 from flashrnn.cells.trace import trace
@@ -129,6 +130,15 @@ def test_kernels_need_one_exchange_per_norm():
         for name in ("layernorm_lstm", "layernorm_gru")
     }
     assert found == {"layernorm_lstm": [2, 2], "layernorm_gru": [1, 1]}
+
+
+def test_early_parts_are_what_a_step_computes_without_the_previous_one():
+    """The norm of the inputs alone, if there is one, and the gates from what the forward stores."""
+    text = head_functions(get_cell("layernorm_lstm"), early=True)
+    forward, step, backward, gradient = re.split(r"(?=template <)", text)[1:]
+    assert [part.count("units.template reduce<") for part in (forward, step, backward, gradient)] == [1, 2, 0, 2]
+    assert [part.count("late(") for part in (forward, step, backward, gradient)] == [0, 1, 0, 1]
+    assert [early_values(get_cell("layernorm_gru"), d) for d in ("forward", "backward")] == [0, 8]
 
 
 def test_joint_norm_of_gates_takes_three_reductions_forward_and_two_backward():

@@ -82,19 +82,58 @@ class Late(NamedTuple):
     names: tuple[str, ...]
 
 
-def head_functions(cell: Cell) -> str:
+def head_functions(cell: Cell, early: bool = False) -> str:
     """Return the text of `cells_forward` and `cells_backward` of a cell that reduces over the units of a head.
 
     They compute the CELLS cells of a thread, phase by phase. Between phases, `units.reduce` reduces over units
     (`UnitReductions` in resident/kernels/unit_reductions.cuh). `late` provides the recurrent gates or, in the backward
     pass, the gradients of the new states. The forward function also returns statistics and the stored form of the
     gates, which the backward function reads (`cells.statistics`).
+
+    `early`: `cells_forward_early` and `cells_backward_early` compute what depends neither on `late` nor on the states
+    before the step. Their results, `early`, are arguments of the two functions.
     """
-    late = Late("g", cell.recurrent_gates), Late("d_new", tuple(f"d_new_{state}" for state in cell.states))
-    return "\n\n".join(
-        _head_function(_of_head(cell, direction), inputs)
-        for direction, inputs in zip(("forward", "backward"), late, strict=True)
-    )
+    texts = []
+    for direction, late in _late_inputs(cell).items():
+        parts = _with_early(cell, direction) if early else (_of_head(cell, direction),)
+        texts += [_head_function(part, late) for part in parts]
+    return "\n\n".join(texts)
+
+
+@cache
+def early_values(cell: Cell, direction: str) -> int:
+    """Return the number of results `early` of a step "forward" or "backward"."""
+    return len(_with_early(cell, direction)[0].outputs["early"])
+
+
+def _late_inputs(cell: Cell) -> dict[str, Late]:
+    return {
+        "forward": Late("g", cell.recurrent_gates),
+        "backward": Late("d_new", tuple(f"d_new_{state}" for state in cell.states)),
+    }
+
+
+def _with_early(cell: Cell, direction: str) -> tuple[Function, Function]:
+    """Return the early part of a step, and the step as a function of its results.
+
+    What depends on constants alone is not among the results: the step computes it itself.
+    """
+    whole = _of_head(cell, direction)
+    graph, late = whole.graph, {*_late_inputs(cell)[direction].names, *cell.states}
+
+    def depending(on: Callable[[str], bool]) -> list[bool]:
+        return graph.depending(lambda node: node.op == "input" and on(str(node.value)))
+
+    constants = {*cell.gates}.difference(cell.input_gates, cell.recurrent_gates)
+    is_late, varies = depending(late.__contains__), depending(lambda name: name not in constants)
+    order = graph.needed(graph.outputs.values())
+    used = set(graph.outputs.values()).union(*(graph.nodes[k].args for k in order if is_late[k]))
+    found = [k for k in order if k in used and varies[k] and not is_late[k] and graph.nodes[k].op != "input"]
+    names = {k: f"early{i}" for i, k in enumerate(found)}
+    inputs = {group: given for group, given in whole.inputs.items() if group == "g" or late.isdisjoint(given)}
+    results = {"early": tuple(names.values())}
+    early = Function(f"{whole.name}_early", graph.extract({names[k]: k for k in found}), inputs, results)
+    return early, whole._replace(graph=graph.extract(graph.outputs, names), inputs=whole.inputs | results)
 
 
 def hoisted_function(parts: Hoisted, direction: str) -> tuple[str, int]:

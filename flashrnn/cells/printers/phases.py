@@ -28,7 +28,7 @@ def phases(graph: Graph, results: Iterable[int]) -> list[Phase]:
         level[index] = max((level[a] for a in node.args), default=0) + (node.op in REDUCTIONS)
     computed: set[int] = set()
     found = []
-    for number in range(max(level.values()) + 1):
+    for number in range(max(level.values(), default=0) + 1):
         reductions = [k for k in order if graph.nodes[k].op in REDUCTIONS and level[k] == number + 1]
         wanted = [graph.nodes[k].args[0] for k in reductions] or results
         reads, computes = _loop(graph, wanted, computed)

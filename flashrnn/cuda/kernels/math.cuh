@@ -53,7 +53,7 @@ DEVICE float op_div(float a, float b) {
 }
 DEVICE float op_pow(float a, float b) { return powf(a, b); }
 DEVICE float op_sqrt(float x) { return sqrtf(x); }
-DEVICE float op_rsqrt(float x) { return rsqrtf(x); }
+DEVICE float op_rsqrt(float x) { float y; asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float op_sin(float x) { return ACCURATE ? sinf(x) : __sinf(x); }
 DEVICE float op_cos(float x) { return ACCURATE ? cosf(x) : __cosf(x); }
 DEVICE float op_atan(float x) { return atanf(x); }

@@ -13,6 +13,7 @@ from flashrnn.cuda.resident.tiling import (
     cells_of_lane,
     contributions,
     has_one_gate,
+    helped,
     lane_cells,
     more_operations,
     operands,
@@ -36,6 +37,7 @@ _OPERATION = 4  # one more operation in the step of a cell, if one block holds t
 _OPERATION_OF_SEVERAL = 2  # if several blocks do
 _REDUCTION = 200  # a reduction over the units of a block
 _REDUCTION_OF_BLOCKS = {False: 600, True: 2300}  # and over those of the blocks of a cluster, or of a grid
+_HELPED = 2  # eighths of its time for cells that a warp saves if others help it
 _NEXT_WARP = 5  # eighths of its time that a further warp of a scheduler takes for cells whose step reduces over units
 # Eighths of its time that a second block on a multiprocessor takes, by whether steps reduce. If they do not, blocks
 # whose lanes have half as many cells (SPREAD) take all of it.
@@ -143,6 +145,7 @@ def _cell_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     of_cell = rates.cell + operation * more_operations(spec.cell, direction)
     cells = rates.warp + cells_of_lane(spec, tiling) * of_cell
     if trace(spec.cell).reduces:  # while a warp waits for reductions, others run
+        cells -= helped(spec, tiling) * (_HELPED * cells // 8)
         return (8 + _NEXT_WARP * (of_scheduler - 1)) * cells // 8
     if direction == "backward" and not tiling.grid and len(spec.cell.states) > 1:
         cells += _several(spec, tiling) * maximum(cells_of_lane(spec, tiling) - 4, 0) * _CROWDED

@@ -109,8 +109,11 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Express
     p.add("whole fragments", (blocks * tiling.unit_tiles) % k_slices == 0)
     p.add("fragments of R", tiling.register_fragments <= resources.splits(spec) * tiles_of_warp(spec, tiling))
     if resources.in_rows(spec) and not grid:
-        whole_rows = (tiling.padded == spec.head_dim) & (tiling.sequences % (4 * k_slices) == 0)
-        p.add("whole rows of lanes", (blocks > 1) | whole_rows)
+        whole_rows = tiling.sequences % (4 * k_slices) == 0
+        if len(at_once) > 1:
+            helped = (tiling.sequences == 2) & (k_slices == 1)  # HELPED in tiles.cuh
+            whole_rows |= helped & (tiling.unit_tiles > 1) & (tiling.stages > 2)
+        p.add("whole rows of lanes", (blocks > 1) | (tiling.padded == spec.head_dim) & whole_rows)
     p.add("barriers of unit tiles", (k_slices == 1) | (tiling.unit_tiles <= 15))
     if spec.direction == "backward":
         per_warp = blocks % k_slices == 0
@@ -154,6 +157,8 @@ def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mappi
             right |= (blocks <= 4) & (sequences == 8 * batch_tiles)
         if trace(spec.cell).reduces:
             right |= (blocks == 1) & (sequences == 4 * batch_tiles)
+            if resources.in_rows(spec) and spec.layers == 1:
+                right |= (blocks == 1) & (batch_tiles == 1) & (sequences == 2)
         else:
             spread = _spread_columns(p, spec, blocks, k_slices, batch_tiles, sequences)
             right |= spread == 1

@@ -6,9 +6,10 @@ import torch
 
 from flashrnn.cells import Cell
 from flashrnn.cells.hoisting import LoopCell
+from flashrnn.cells.printers.cuda import early_values
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.parameters import declaration, fused
-from flashrnn.cuda.resident.tiling import Tiling, is_dense, is_scaled
+from flashrnn.cuda.resident.tiling import Tiling, is_dense, is_helped, is_scaled
 from flashrnn.cuda.source import cell_prelude, finite_at_zero
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import varying
@@ -49,6 +50,7 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
     is launched.
     """
     cell, variant = spec.cell, spec.variant
+    helped = is_helped(spec, tiling)
     constants = {
         "UNIT_TILES": tiling.unit_tiles,
         "K_SLICES": tiling.k_slices,
@@ -67,10 +69,13 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "CHUNK_UNIT": CHUNK_UNIT,
         "LAYER_CHUNK": LAYER_CHUNKS[spec.direction],
         "SHARED_BYTES_EXPECTED": shared_bytes,
+        "HELPED": helped,
+        "EARLY_VALUES": early_values(cell, spec.direction) if helped else 0,
     }
     parameters = fused(spec)
     d_aux = [f"params.{one.name}" for one in parameters if one.name.startswith("d_aux_")]  # of the backward
     array = f"#define D_AUX_ARRAY {{{', '.join(d_aux or ['nullptr'])}}}"
     layers = "#define LAYERS" if spec.layers > 1 else ""
     inputs = f"using input_number = {'gate' if isinstance(cell, LoopCell) else 'scalar'};"
-    return "\n".join((cell_prelude(spec, constants, is_scaled(spec)), declaration(parameters), array, layers, inputs))
+    text = cell_prelude(spec, constants, is_scaled(spec), helped)
+    return "\n".join((text, declaration(parameters), array, layers, inputs))

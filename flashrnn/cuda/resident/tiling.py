@@ -8,7 +8,7 @@ import torch
 from flashrnn.cells import Cell
 from flashrnn.cells.bounds import is_bounded
 from flashrnn.cells.built_in import LSTM
-from flashrnn.cells.printers.cuda import exchanges, operation_count
+from flashrnn.cells.printers.cuda import early_values, exchanges, operation_count
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import Expression, ceil_div, maximum, minimum
 from flashrnn.constrint.expressions import Operand
@@ -149,9 +149,14 @@ def shared_memory(spec: KernelSpec, tiling: Tiling) -> Expression:
     several_blocks, several_warps = minimum(tiling.blocks - 1, 1), minimum(tiling.k_slices - 1, 1)
     rows = (1 - several_blocks) * int(in_rows(spec))
     sums = several_warps * warps * lane_cells(spec, tiling) * 128  # of one gate
+    early = 0
     if in_rows(spec):
-        pitch = spec.head_dim + 4 * (tiling.columns // tiling.sequences)
-        sums = several_blocks * sums + (1 - several_blocks) * (tiling.k_slices * tiling.sequences * pitch * 4)
+        pairs = ceil(early_values(cell, spec.direction) / 2)
+        early = helped(spec, tiling) * tiling.sequences * (pairs * spec.head_dim * 8)
+        half = minimum(tiling.columns // (2 * tiling.sequences), 1)  # 1 if every second column alone is used
+        slices = tiling.k_slices if spec.direction == "forward" else _slices(spec, tiling)
+        of_rows = slices * (4 * tiling.batch_tiles * (2 - half)) * (spec.head_dim + 4 + 4 * half) * 4
+        sums = several_blocks * sums + (1 - several_blocks) * of_rows
     if spec.direction == "forward":
         operand, row = operands(spec, tiling) * tiling.padded * (seqs + rows) * 2, len(cell.input_gates) * size
         exchange = gates * sums + several_blocks * (operands(spec, tiling) * units * seqs * 2)
@@ -171,7 +176,13 @@ def shared_memory(spec: KernelSpec, tiling: Tiling) -> Expression:
     constants = (len(cell.gates) - len(varying(cell))) * units * 4  # biases
     resident = warps * maximum(from_memory, 0) * 512 + _BARRIERS + _reduction_bytes(spec, tiling) + constants
     resident += int(is_scaled(spec)) * contributions(spec, tiling) * seqs * 4  # MAGNITUDE_BYTES in scale.cuh
-    return 2 * operand + tiling.stages * inputs + exchange + resident
+    return 2 * operand + tiling.stages * inputs + exchange + resident + early
+
+
+def _slices(spec: KernelSpec, tiling: Tiling) -> Operand:
+    """Return SLICES of kernels/backward_memory.cuh, if a row of lanes has all units of a sequence."""
+    alone = 2 - minimum(tiling.k_slices, 2)  # 1 if one warp multiplies for a unit tile, else 0
+    return tiling.k_slices + alone * (tiling.unit_tiles - 1)
 
 
 def _reduction_bytes(spec: KernelSpec, tiling: Tiling) -> Operand:
@@ -195,7 +206,8 @@ def contributions(spec: KernelSpec, tiling: Tiling) -> Operand:
     """Return the number of warps of a block that have units of the same sequence."""
     if tiling.grid and trace(spec.cell).reduces:  # BOTH_UNITS in tiles.cuh
         return tiling.unit_tiles
-    return tiling.unit_tiles * (1 + minimum(tiling.k_slices // lane_cells(spec, tiling), 1) * (1 - dense(spec, tiling)))
+    one_cell = minimum(tiling.k_slices // lane_cells(spec, tiling), 1) * (1 - dense(spec, tiling))
+    return tiling.unit_tiles * (1 + one_cell * (1 - helped(spec, tiling)))
 
 
 def in_rows(spec: KernelSpec) -> bool:
@@ -203,10 +215,25 @@ def in_rows(spec: KernelSpec) -> bool:
     return trace(spec.cell).reduces and spec.head_dim in (16, 32, 64)
 
 
+def helped(spec: KernelSpec, tiling: Tiling) -> Operand:
+    """Return 1 if half of the warps have all cells, and the others help them, else 0: HELPED in tiles.cuh."""
+    if not in_rows(spec) or tiling.grid:
+        return 0
+    return (1 - minimum(tiling.blocks - 1, 1)) * minimum(2 // tiling.sequences, 1)
+
+
+def is_helped(spec: KernelSpec, tiling: Tiling) -> bool:
+    """Return whether `helped` is 1 for a tiling whose fields are numbers."""
+    found = helped(spec, tiling)
+    return bool(found if isinstance(found, int) else found.evaluate({}))
+
+
 def bias_parts(spec: KernelSpec, tiling: Tiling) -> Expression:
     """Return the number of parts whose sum is the gradient of a bias: BIAS_PARTS in kernels/backward_cells.cuh."""
     alone = (1 - minimum(tiling.blocks - 1, 1)) * int(in_rows(spec))
-    return (1 - alone) * minimum(tiling.k_slices, lane_cells(spec, tiling)) + alone * (4 * tiling.k_slices)
+    rows = 4 * tiling.k_slices
+    rows -= helped(spec, tiling) * (rows - tiling.sequences)
+    return (1 - alone) * minimum(tiling.k_slices, lane_cells(spec, tiling)) + alone * rows
 
 
 def lane_cells(spec: KernelSpec, tiling: Tiling) -> Operand:
@@ -217,7 +244,7 @@ def lane_cells(spec: KernelSpec, tiling: Tiling) -> Operand:
     if trace(spec.cell).reduces:
         several = minimum(tiling.blocks - 1, 1)
         of_cluster = of_tiles - 2 * dense(spec, tiling)
-        return maximum(several * of_cluster + (1 - several) * (tiling.sequences // 2), 1)
+        return maximum(several * of_cluster + (1 - several) * maximum(tiling.sequences // 2, 2), 1)
     return of_tiles - 2 * spread(spec, tiling)
 
 
@@ -273,7 +300,7 @@ def is_dense(spec: KernelSpec, tiling: Tiling) -> bool:
 
 def cells_of_lane(spec: KernelSpec, tiling: Tiling) -> Expression:
     """Return the number of cells whose element-wise step a lane computes."""
-    return maximum(lane_cells(spec, tiling) // tiling.k_slices, 1)
+    return maximum(lane_cells(spec, tiling) // tiling.k_slices, 1 + helped(spec, tiling))
 
 
 def spillable(spec: KernelSpec, grid: bool) -> int:

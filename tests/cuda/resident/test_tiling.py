@@ -149,6 +149,15 @@ def test_narrow_heads_are_spread_over_twice_as_many_multiprocessors(direction, c
     assert [(choice.blocks, choice.sequences) for choice in found] == [(1, 4)] * 5 + [(1, 8)]
 
 
+@pytest.mark.parametrize("cell", ["layernorm_lstm", "layernorm_gru"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_half_of_the_warps_help_if_blocks_run_in_one_wave(direction, cell):
+    found = [next(solver.tilings(spec_of(direction, cell, 12, 64, batch))) for batch in (1, 16, 24, 44)]
+    assert [choice.sequences for choice in found[:3]] == [2, 2, 4]
+    helped = [tiling.is_helped(spec_of(direction, cell, 12, 64, 16), choice) for choice in found]
+    assert helped == [choice.sequences == 2 for choice in found]
+
+
 @pytest.mark.parametrize(("dtype", "sequences"), [(torch.bfloat16, 4), (torch.float32, 6)])
 def test_clusters_with_one_warp_per_tile_are_spread_if_R_fits_in_registers(dtype, sequences):
     choice = next(solver.tilings(spec_of("forward", "lstm", 12, 96, 16, dtype=dtype)))

@@ -10,12 +10,16 @@
 #include "resident/kernels/layers.cuh"
 #include "resident/kernels/reduce_scatter.cuh"
 
+// Return the warp's slice of the inner axis, and its first tile of units of the head.
+DEVICE int slice(const ThreadCoord& coord) { return BLOCKS > 1 ? 0 : ALL_TILES ? coord.warp : coord.k_slice; }
+DEVICE int first_tile(const ThreadCoord& coord) { return BLOCKS > 1 ? coord.warp * M_TILES : ALL_TILES ? 0 : coord.unit_tile; }
+
 // Loads this warp's tiles of R, transposed: rows are units of h, and the inner axis is the gates of this block's units.
 DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const ThreadCoord& coord) {
   weights.load(fragments, R, coord, [&](int i, int row, int column) {
     int in_chunk = i % (M_CHUNK * K_TILES), m = i / (M_CHUNK * K_TILES) * M_CHUNK + in_chunk % M_CHUNK;
-    int k = (BLOCKS == 1 ? coord.k_slice * K_TILES : 0) * 16 + in_chunk / M_CHUNK * 16 + row, from = coord.rank * UNITS + k % UNITS;
-    int to = ((BLOCKS == 1 ? coord.unit_tile : coord.warp * M_TILES) + m) * 16 + column;
+    int k = slice(coord) * K_TILES * 16 + in_chunk / M_CHUNK * 16 + row, from = coord.rank * UNITS + k % UNITS;
+    int to = (first_tile(coord) + m) * 16 + column;
     return from < D && to < D ? R + ((k / UNITS * HEADS + coord.head) * D + from) * D + to : nullptr;
   });
 }
@@ -39,21 +43,23 @@ struct Exchange {
       : receive_buffer(reinterpret_cast<u32*>(shared.exchange)), barriers(shared.barriers), partials(partials), sums(shared.sums) {}
 };
 
+constexpr int SUMS = BLOCKS == 1 ? M_TILES : 1;  // tiles of sums of a warp, with one block per head
+
 // With one block per head: multiplies the gradients of the gates of loop step `step` by this warp's part of R. The
 // block must have synchronised since they were stored. With several blocks, this does nothing.
-DEVICE void multiply(float (&c)[1][BATCH_TILES][4], int step, const Weights& weights, const OperandScale& gate_scale, const char* gates,
+DEVICE void multiply(float (&c)[SUMS][BATCH_TILES][4], int step, const Weights& weights, const OperandScale& gate_scale, const char* gates,
                      const ThreadCoord& coord) {
   if constexpr (BLOCKS > 1) return;
   Weights::Queue queue;
   weights.start(queue);
-  const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES + coord.k_slice * K_TILES * OPERAND_COLUMNS * 32;
-  product<1, K_TILES, SPLIT_BYTES>(c, weights, queue, 0, operand, coord);
+  const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES + slice(coord) * K_TILES * OPERAND_COLUMNS * 32;
+  product<SUMS, K_TILES, SPLIT_BYTES>(c, weights, queue, 0, operand, coord);
   if (SCALED) scale_down(c, weights.scale, gate_scale);
 }
 
 // Computes the gradient of h that comes through R from the following time step, which is loop step `step`. With one
 // block, `c` is its product; with several, their partial sums are received here.
-DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const float (&c)[1][BATCH_TILES][4], const Exchange& from,
+DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const float (&c)[SUMS][BATCH_TILES][4], const Exchange& from,
                                const ThreadCoord& coord) {
   if constexpr (BLOCKS == 1) {
     float u[1][CELLS];
@@ -134,6 +140,10 @@ DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g
   }
 }
 
+// Whether results are stored, and inputs loaded, after the sums of R^T dg have been exchanged in the block, not before, where
+// these would wait for that. Slower with two warps for a unit tile, if one exchange alone follows.
+constexpr bool ACCESSES_LATE = IN_ROWS && (K_SLICES == 1 || EXCHANGES > 1);
+
 // The state of the time loop; all members are variables of the kernel.
 struct Loop {
   const Params params;
@@ -154,40 +164,96 @@ struct Loop {
   int stage = 0;  // of the input ring that holds this step's inputs
   OperandScale scale = {};  // of the previous step's operand
 
+  // Returns the inputs of the lane's cells in `stage`.
+  DEVICE const char* input_tile() const {
+    return shared.inputs + stage * INPUT_BYTES + coord.cell_tile() * (INPUT_BYTES / UNIT_TILES);
+  }
+  // HELPED, registers suffice to keep the constants.
+  DEVICE void read_step_constants(StepCells& read) const {
+    if (!HELPED) return read_constants(read.constants, shared.constants, coord);
+#pragma unroll
+    for (int k = 0; k < CONSTANTS; k++)
+#pragma unroll
+      for (int q = 0; q < PAIR; q++) read.constants[k][q] = carried.constants[k][q];
+  }
+  DEVICE void next_stage() { stage = stage + 1 == STAGES ? 0 : stage + 1; }
+  static DEVICE int before(int stage) { return stage == 0 ? STAGES - 1 : stage - 1; }
+#if REDUCES
+  // HELPED: computes the early values of the step whose inputs are in `stage`.
+  DEVICE void compute_early() {
+    StepCells read;
+    EarlyValues::Cells early;
+    read.read(input_tile(), carried.first_h, false, coord);
+    read_step_constants(read);
+    read.read_statistics(input_tile(), coord);
+    early_cells_back(early, carried, read, units);
+    EarlyValues(shared.early).store(early);
+#pragma unroll
+    for (int q = 0; q < CELLS; q++)
+#pragma unroll
+      for (int i = 1; i < STATES; i++) carried.after[i][q] = read.states[i][q];
+  }
+  // HELPED: runs loop step `step` in the warps without cells.
+  DEVICE void help_backward(int step) {
+    float c[SUMS][BATCH_TILES][4] = {};
+    multiply(c, step - 1, weights, scale, shared.operand, coord);
+    RowSums<1, SUMS>{shared.sums, coord}.store(c);
+    __syncthreads();
+    inputs.load(steps - step - STAGES, before(stage));
+    next_stage();
+    compute_early();
+    const float none[GATES][CELLS] = {};
+    if (SCALED) scale_of_gates(scale, none, shared.magnitudes, coord);
+    copy_wait<IN_FLIGHT>();
+    __syncthreads();
+  }
+#endif
+
   // Runs loop step `step`, which is time step t = steps - 1 - step: receives the gradient of h from step t + 1,
   // computes the gradients of the gates, and multiplies them by R for step t - 1.
   DEVICE void step_backward(int step) {
     const int t = steps - 1 - step;
-    const char* tile = shared.inputs + stage * INPUT_BYTES + coord.cell_tile() * (INPUT_BYTES / UNIT_TILES);
+    const char* tile = input_tile();
     constexpr bool EARLY = BLOCKS == 1 && !REDUCES;  // whether the product is reduced before the inputs are read
-    float c[1][BATCH_TILES][4] = {}, sums[CELLS];
+    float c[SUMS][BATCH_TILES][4] = {}, sums[CELLS];
     multiply(c, step - 1, weights, scale, shared.operand, coord);
     if constexpr (EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
     aux_gradients.load(t - 1, cells.valid);
     StepCells read;
-    read.read(tile, shared.constants, carried.first_h, t == 0, coord);
+    read.read(tile, carried.first_h, t == 0, coord);
+    read_step_constants(read);
     resets.masks(read.masks, t);
-    results.store(d_gate, params);
-    inputs.load(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
+    auto access_memory = [&] {
+      results.store(d_gate, params);
+      if (!HELPED) inputs.load(t - (STAGES - 1), before(stage));
+    };
+    if (!ACCESSES_LATE) access_memory();
     if constexpr (REDUCES) read.read_statistics(tile, coord);
+    EarlyValues::Cells early;
+    if constexpr (HELPED) EarlyValues(shared.early).load(early);
 
     auto from_next = [&](float (&d_h)[CELLS]) {
       if constexpr (!EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
 #pragma unroll
       for (int q = 0; q < CELLS; q++) d_h[q] = sums[q];
+      if (ACCESSES_LATE) access_memory();
     };
     float d_g[GATES][CELLS];
-    if (!DENSE || coord.has_cells()) step_cells_back(d_g, carried, read, aux_gradients, from_next, cells.valid, units, coord);
+#if REDUCES
+    if (!DENSE || coord.has_cells()) step_cells_back(d_g, carried, read, aux_gradients, from_next, early, cells.valid, units);
+#else
+    step_cells_back(d_g, carried, read, aux_gradients, from_next, cells.valid, units, coord);
+#endif
 
     if (SCALED) scale_of_gates(scale, d_g, shared.magnitudes, coord);
     store_gate_operands(d_gate, d_g, scale, gate_operand, (step & 1) * GATE_BYTES, coord);
 #pragma unroll
     for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
-    copy_wait<STAGES - 2>();
+    copy_wait<IN_FLIGHT>();
     if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQUENCES * coord.used_columns());
     __syncthreads();
     if constexpr (BLOCKS > 1) scatter_gradient(step, weights, scale, shared.operand, exchange, coord);
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    next_stage();
   }
 };
 
@@ -265,13 +331,14 @@ flashrnn_backward(PARAMETERS) {
   load_cells(cells, carried, params, coord);
   clear_operands(shared.operand, exchange.receive_buffer, shared.magnitudes);
   load_constants(shared.constants, params, coord);
-  StepInputs next_inputs(shared_address(shared.inputs) + coord.unit_tile * (INPUT_BYTES / UNIT_TILES), params, coord);
+  StepInputs next_inputs(shared_address(shared.inputs) + coord.load_tile() * (INPUT_BYTES / UNIT_TILES), params, coord);
   Resets cell_resets;
   cell_resets.start(params, cells, steps - 1, -WORD);
 #ifdef LAYERS
   await_chunk(params.arrived, 0, params.producers);
 #endif
-  next_inputs.load_first(steps);
+  if (coord.loads_inputs()) next_inputs.load_first(steps);
+  else copy_commit(), copy_wait<0>();  // for R
   wait_for_group(shared, units, grid_barrier);
   StoredCells d_gate[GATES];
   Results results;
@@ -280,7 +347,7 @@ flashrnn_backward(PARAMETERS) {
   operand_addresses(gate_operand, shared_address(shared.operand), coord.rank * UNITS, coord);
   AuxGradients aux_gradients(params, cells);
   aux_gradients.load(steps - 1, cells.valid);
-  load_after(carried.after, params, cells);
+  load_after(carried.after, params, cells, coord);
 
   Loop loop{params,  shared,  coord,       exchange,      units,  weights, cells, cell_resets, gate_operand,
             carried, next_inputs, aux_gradients, d_gate, results, steps};
@@ -293,7 +360,17 @@ flashrnn_backward(PARAMETERS) {
     for (int step = begin; step < end; step++) run(step);
   });
 #else
-  for_each_step(steps, params.progress, cell_resets, run);
+#if REDUCES
+  if constexpr (HELPED) {
+    read_constants(carried.constants, shared.constants, coord);
+    if (coord.helps()) loop.compute_early();
+    __syncthreads();
+  }
+  if (coord.helps()) {
+    for (int step = 0; step < steps; step++) loop.help_backward(step);
+  } else
+#endif
+    for_each_step(steps, params.progress, cell_resets, run);
 #endif
 
   // Epilogue: the last results, the gradients of the initial states and those of the biases. No block exits while
@@ -302,7 +379,7 @@ flashrnn_backward(PARAMETERS) {
 #ifdef LAYERS
   end_chunks(chunk, steps, params.done, threadIdx.x == 0);
 #endif
-  float d_first[CELLS], c[1][BATCH_TILES][4] = {};
+  float d_first[CELLS], c[SUMS][BATCH_TILES][4] = {};
   multiply(c, steps - 1, weights, loop.scale, shared.operand, coord);
   recurrent_gradient(d_first, steps - 1, c, exchange, coord);
   store_d_initial(params, carried, d_first, cells);

@@ -9,6 +9,7 @@ struct CarriedCells {
   float d_b[GATES][CELLS] = {};  // sums of the gradients of the gates
   float after[STATES][CELLS];    // the other states after the step, as far as the cell's gradient needs them
   float first_h[CELLS];          // h before the first step
+  float constants[CONSTANTS + 1][PAIR];  // HELPED: see StepCells
   bool carry_next[CELLS];        // whether d_h of step t + 1 reaches step t, i.e. there is no reset between them
 };
 
@@ -29,24 +30,44 @@ DEVICE void load_cells(LaneCells& cells, CarriedCells& carried, const Params& pa
 }
 
 // Loads the states after the last step, for states whose value after a step enters the step's gradient.
-DEVICE void load_after(float (&after)[STATES][CELLS], const Params& params, const LaneCells& cells) {
+DEVICE void load_after(float (&after)[STATES][CELLS], const Params& params, const LaneCells& cells, const ThreadCoord& coord) {
   const i64 last_row = (params.T - 1) * params.row_t, rows = params.B * params.T;
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll
     for (int i = 1; i < STATES; i++)
       if (AFTER_OF[i] >= 0)
-        after[i][q] = cells.valid[q] ? float(params.aux[((i - 1) * rows + cells.sequence[q] * params.row_b + last_row) * ROW + cells.element[q]]) : 0;
+        after[i][q] = (HELPED ? coord.has_sequence(coord.sequence(q)) : cells.valid[q]) ? float(params.aux[((i - 1) * rows + cells.sequence[q] * params.row_b + last_row) * ROW + cells.element[q]]) : 0;
 }
 
 // Computes the gradients of a step's gates, and updates `carried` from the gradients of the states after the step to
 // those before it. from_next returns the gradient of h that comes through R from the following step; it is called as
-// late as possible.
+// late as possible. HELPED, another warp has computed `early`.
 #if REDUCES
+// Sets the gates of the lane's cells, and those states after the step that its gradient needs.
+DEVICE void gates_and_after(float (&g)[GATES][CELLS], float (&a)[AFTER > 0 ? AFTER : 1][CELLS], const StepCells& inputs, const CarriedCells& carried) {
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+#pragma unroll
+    for (int j = 0; j < GATES; j++) g[j][q] = inputs.gate_of(j, q);
+#pragma unroll
+    for (int i = 0; i < STATES; i++)
+      if (AFTER_OF[i] >= 0) a[AFTER_OF[i] >= 0 ? AFTER_OF[i] : 0][q] = carried.after[i][q];
+  }
+}
+
+// HELPED: computes the early values of a step from its gates and statistics.
+template <class Units>
+DEVICE void early_cells_back(EarlyValues::Cells& early, const CarriedCells& carried, const StepCells& inputs, const Units& units) {
+  float g[GATES][CELLS], a[AFTER > 0 ? AFTER : 1][CELLS];
+  gates_and_after(g, a, inputs, carried);
+  if constexpr (HELPED) cells_backward_early(g, a, inputs.statistics, [] {}, early, units);
+}
+
 template <class FromNext>
 DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, const StepCells& inputs, const AuxGradients& aux_gradients,
-                            const FromNext& from_next, const bool (&valid)[CELLS], const UnitReductions& units,
-                            const ThreadCoord& coord) {
+                            const FromNext& from_next, const EarlyValues::Cells& early, const bool (&valid)[CELLS],
+                            const UnitReductions& units) {
   bool carry[CELLS];
   float g[GATES][CELLS], s[STATES][CELLS], d_old[STATES][CELLS], a[AFTER > 0 ? AFTER : 1][CELLS];
 #pragma unroll
@@ -54,12 +75,8 @@ DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, c
     carry[q] = !RESET || inputs.masks[q / PAIR];
 #pragma unroll
     for (int i = 0; i < STATES; i++) s[i][q] = carry[q] && (i > 0 || USES_H) ? inputs.states[i][q] : 0;
-#pragma unroll
-    for (int j = 0; j < GATES; j++) g[j][q] = inputs.gate_of(j, q);
-#pragma unroll
-    for (int i = 0; i < STATES; i++)
-      if (AFTER_OF[i] >= 0) a[AFTER_OF[i] >= 0 ? AFTER_OF[i] : 0][q] = carried.after[i][q];
   }
+  gates_and_after(g, a, inputs, carried);
   auto cotangents = [&](float (&d_new)[STATES][CELLS]) {
     float d_from_next[CELLS];
     from_next(d_from_next);
@@ -71,7 +88,8 @@ DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, c
     }
   };
   float d_new[STATES][CELLS];
-  cells_backward(g, s, a, inputs.statistics, d_new, cotangents, d_g, d_old, units);
+  if constexpr (HELPED) cells_backward(g, s, a, inputs.statistics, d_new, early, cotangents, d_g, d_old, units);
+  else cells_backward(g, s, a, inputs.statistics, d_new, cotangents, d_g, d_old, units);
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
 #pragma unroll
@@ -163,7 +181,7 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
 #pragma unroll
       for (int q = 0; q < CELLS; q++) sum += coord.unit(q) % 2 == odd ? d_b[j][q] : 0;
       if constexpr (IN_ROWS) {
-        totals[(threadIdx.x / ROW_LANES * GATES + j) * UNITS + coord.unit(odd)] = sum;
+        if (coord.has_cells()) totals[(threadIdx.x / ROW_LANES * GATES + j) * UNITS + coord.unit(odd)] = sum;
         continue;
       }
       sum += __shfl_xor_sync(~0u, sum, 1);

@@ -11,7 +11,7 @@ DEVICE i64 last_row(const Params& params, i64 n, i64 back) { return n * params.r
 // unit tile.
 struct StatisticsLoader {
   static constexpr int WIDTH = STATISTIC_ALIGNMENT, OF_SEQUENCE = NEEDED_FLOATS * 4 / WIDTH;  // bytes per copy, copies
-  static constexpr int ALL = SEQS / SPREAD * OF_SEQUENCE, COPIES = (ALL + TILE_THREADS - 1) / TILE_THREADS;
+  static constexpr int ALL = LOADED_SEQUENCES * OF_SEQUENCE, COPIES = (ALL + LOAD_THREADS - 1) / LOAD_THREADS;
   const char* from[COPIES + 1];
   u32 to[COPIES + 1];
   bool copies[COPIES + 1], valid[COPIES + 1];
@@ -20,7 +20,7 @@ struct StatisticsLoader {
   DEVICE void start(u32 tile, const ThreadCoord& coord, First first) {
 #pragma unroll
     for (int i = 0; i < COPIES; i++) {
-      const int copy = i * TILE_THREADS + coord.tile_thread, sequence = copy / OF_SEQUENCE % (SEQS / SPREAD) * SPREAD;
+      const int copy = i * LOAD_THREADS + coord.load_thread(), sequence = copy / OF_SEQUENCE % LOADED_SEQUENCES * SPREAD;
       copies[i] = copy < ALL, valid[i] = coord.has_sequence(sequence);
       const gate* gates = first(valid[i] ? coord.batch_index(sequence) : 0);
       from[i] = reinterpret_cast<const char*>(gates + D * STORED) + copy % OF_SEQUENCE * WIDTH;
@@ -91,7 +91,7 @@ struct StepInputs {
   DEVICE void load_first(int steps) {
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) load(steps - 1 - i, i);
-    copy_wait<STAGES - 2>();
+    copy_wait<IN_FLIGHT>();
   }
   // Starts the copies of the inputs of step t into stage `stage`.
   DEVICE void load(int t, int stage) {
@@ -131,17 +131,16 @@ struct StepCells {
     if (STORED_OF[j] >= 0) return gates[q / PAIR][q % PAIR * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)];
     return constants[CONSTANT_OF[j] >= 0 ? CONSTANT_OF[j] : 0][q % PAIR];
   }
-  // Reads constants and everything that StepInputs has copied, except statistics. The block must have synchronised
+  // Reads everything that StepInputs has copied, except statistics. The block must have synchronised
   // since the copies completed.
-  DEVICE void read(const char* tile, const float* shared_constants, const float (&first_h)[CELLS], bool first, const ThreadCoord& coord) {
-    if (coord.has_cells()) {
+  DEVICE void read(const char* tile, const float (&first_h)[CELLS], bool first, const ThreadCoord& coord) {
+    if (coord.reads_cells()) {
       read_gates(reinterpret_cast<const gate*>(tile), coord);
       read_states(tile, first_h, first, coord);
     }
-    read_constants(constants, shared_constants, coord);
   }
   DEVICE void read_statistics(const char* tile, const ThreadCoord& coord) {
-    if (!coord.has_cells()) return;
+    if (!coord.reads_cells()) return;
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
       const float4* from = reinterpret_cast<const float4*>(tile + STATISTICS_TILE) + tile_row(coord.sequence(p * PAIR)) * (NEEDED_FLOATS / 4);

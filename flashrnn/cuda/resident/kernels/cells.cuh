@@ -188,6 +188,31 @@ DEVICE void store_statistics(const StatisticCells& statistics, gate* const (&to)
   }
 }
 
+// HELPED: the early values of a lane's cells (printers/early.py), which its partner in the other half of the block computes,
+// in shared memory: [pairs of values][lanes][2 values][2 cells]. They are stored after the first barrier of the step
+// before, and loaded before that of the step.
+struct EarlyValues {
+  static constexpr int LANES = THREADS / 2, SIZE = HELPED ? (EARLY_VALUES + 1) / 2 * LANES * 16 : 0;  // bytes
+  using Cells = float[EARLY_VALUES > 0 ? EARLY_VALUES : 1][CELLS];
+  float4* own;
+  DEVICE explicit EarlyValues(char* memory) : own(reinterpret_cast<float4*>(memory) + threadIdx.x % LANES) {}
+  DEVICE void store(const Cells& v) const {
+#pragma unroll
+    for (int i = 0; i < EARLY_VALUES; i += 2) {
+      const int next = i + 1 < EARLY_VALUES ? i + 1 : i;
+      own[i / 2 * LANES] = make_float4(v[i][0], v[i][1], v[next][0], v[next][1]);
+    }
+  }
+  DEVICE void load(Cells& v) const {
+#pragma unroll
+    for (int i = 0; i < EARLY_VALUES; i += 2) {
+      const float4 two = own[i / 2 * LANES];
+      v[i][0] = two.x, v[i][1] = two.y;
+      if (i + 1 < EARLY_VALUES) v[i + 1][0] = two.z, v[i + 1][1] = two.w;
+    }
+  }
+};
+
 // The biases of gates that are a bias alone, which are not stored: [CONSTANTS][UNITS] of the block, in shared memory.
 constexpr int CONSTANTS = GATES - STORED, CONSTANT_BYTES = CONSTANTS * UNITS * 4;
 template <class P>  // Params, which has no bias in a backward without such gates

@@ -76,13 +76,13 @@ struct InputLoader {
   TileLoader<BYTES, GI, ROW * BYTES> x;
   DEVICE void start(const char* shared_inputs, const Params& params, const ThreadCoord& coord) {
     const u32 inputs = shared_address(shared_inputs);
-    x.start(inputs + coord.unit_tile * INPUT_TILE_BYTES, coord,
+    x.start(inputs + coord.load_tile() * INPUT_TILE_BYTES, coord,
             [&](i64 n) { return params.x + n * params.row_b * GI * ROW + coord.head * D; });
   }
   DEVICE void load_first(int steps, i64 x_step) {
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) load(i, i, steps, x_step);
-    copy_wait<STAGES - 2>();
+    copy_wait<IN_FLIGHT>();
   }
   DEVICE void load(int t, int stage, int steps, i64 x_step) {
     if (t < steps) x.load(stage * INPUT_BYTES, x_step);
@@ -94,12 +94,16 @@ DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoo
   const input_number* tile = reinterpret_cast<const input_number*>(stage + coord.cell_tile() * INPUT_TILE_BYTES);
 #pragma unroll
   for (int j = 0; j < GI; j++)
-    if (coord.has_cells()) read_cells(v[j], tile, j, coord);
+    if (coord.reads_cells()) read_cells(v[j], tile, j, coord);
 }
 
 // Whether results are stored and inputs loaded during the exchange of a grid, not after the product. Steps that reduce
 // over units have more of both, and need more registers for values.
 constexpr bool WHILE_EXCHANGING = GRID && REDUCES;
+
+// Whether results are stored after the sums of R h have been exchanged in the block, not before, where these would wait for
+// the stores. With float32 functions, which branch, that is slower unless others compute a part of the step.
+constexpr bool STORES_LATE = IN_ROWS && (HELPED || BYTES == 2);
 
 // Sends h of step t to all warps that multiply it at step t + 1. All threads of the block call this after they have
 // stored their h. In a grid, `meanwhile` is called during the exchange.
@@ -140,6 +144,30 @@ struct Loop {
   const int steps;
   int stage = 0;  // of the input ring that holds this step's inputs
 
+  DEVICE void next_stage() { stage = stage + 1 == STAGES ? 0 : stage + 1; }
+#if REDUCES
+  // HELPED: computes the early values of the step whose inputs are in `stage`.
+  DEVICE void compute_early() const {
+    float v[GI][CELLS];
+    EarlyValues::Cells early;
+    read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
+    early_cells(early, carried, v, units);
+    EarlyValues(shared.early).store(early);
+  }
+  // HELPED: runs time step t in the warps without cells.
+  DEVICE void help_forward(int t) {
+    float c[GR][BATCH_TILES][4] = {};
+    multiply(c, weights, scale, shared_address(shared.operand), shared.barriers, t, coord);
+    RowSums<GR, GR>{shared.sums, coord}.store(c);
+    __syncthreads();
+    loader.load(t + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1, steps, params.x_step);
+    next_stage();
+    compute_early();
+    copy_wait<IN_FLIGHT>();
+    __syncthreads();
+  }
+#endif
+
   // Runs time step t: the product with h_{t-1}, the element-wise step, and the exchange of h_t.
   DEVICE void step_forward(int t) {
     const int next = t + 1 & 1;
@@ -156,28 +184,33 @@ struct Loop {
     u32 next_masks[PAIRS];
     read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
     resets.masks(next_masks, t + 1);
-    if (!WHILE_EXCHANGING) results.store(carried.s, params, coord);
+    if (!STORES_LATE && !WHILE_EXCHANGING) results.store(carried.s, params, coord);
     auto load_inputs = [&, to = stage == 0 ? STAGES - 1 : stage - 1] { loader.load(t + STAGES - 1, to, steps, params.x_step); };
     if (!IN_ROWS && !WHILE_EXCHANGING) load_inputs();
 #if REDUCES
     if constexpr (DENSE) SliceSums<GR>{c, shared.sums, coord}.store_for_all_lanes();  // all warps
+    EarlyValues::Cells early;
+    if constexpr (HELPED) EarlyValues(shared.early).load(early);
     auto u = [&](float (&sums)[GR][CELLS]) {
       reduce_slices<GR>(sums, c, shared.sums, coord);
-      if (IN_ROWS) load_inputs();  // while the loads of the sums are in flight
+      if (STORES_LATE) results.store(carried.s, params, coord);  // while the loads of the sums are in flight
+      if (IN_ROWS && !HELPED) load_inputs();
     };
 #else
     float u[GR][CELLS];
     reduce_slices<GR>(u, c, shared.sums, coord);
 #endif
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    next_stage();
 
     if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send buffer has been read; else reduce_slices ensures it
     if (!IN_ROWS) read_constants(carried.constants, shared.constants, coord);
 #if REDUCES
-    if (!DENSE || coord.has_cells()) step_cells(carried, results, v, u, cells.valid, units);
+    if (!DENSE || coord.has_cells()) step_cells(carried, results, v, u, early, cells.valid, units);
 #endif
     if (coord.has_cells()) {
-      if constexpr (!REDUCES) step_cells(carried, results, v, u, cells.valid, units);
+#if !REDUCES
+      step_cells(carried, results, v, u, cells.valid, units);
+#endif
       results.h.round(carried.s[0]);
       results.h.get(carried.s[0]);
       StoredCells operand = results.h;
@@ -189,12 +222,12 @@ struct Loop {
     for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) carried.masks[p] = next_masks[p];
-    if (!WHILE_EXCHANGING) copy_wait<STAGES - 2>();
+    if (!WHILE_EXCHANGING) copy_wait<IN_FLIGHT>();
     all_gather(t, next, exchange, shared, ring, cleared, coord, [&] {
       if (!WHILE_EXCHANGING) return;
       results.store(carried.s, params, coord);
       load_inputs();
-      copy_wait<STAGES - 2>();
+      copy_wait<IN_FLIGHT>();
     });
   }
 };
@@ -264,7 +297,8 @@ flashrnn_forward(PARAMETERS) {
 #ifdef LAYERS
   await_chunk(params.arrived, 0, params.producers);
 #endif
-  loader.load_first(steps, params.x_step);
+  if (coord.loads_inputs()) loader.load_first(steps, params.x_step);
+  else copy_commit(), copy_wait<0>();  // for R
   wait_for_group(shared, units, grid_barrier, uses_grid_barrier);
   results.start(params, cells, coord);
   if (WHILE_EXCHANGING) results.store(carried.s, params, coord);  // stores nothing, but advances to the first step
@@ -280,6 +314,15 @@ flashrnn_forward(PARAMETERS) {
   auto run = [&](int begin, int end) {
     for (int t = begin; t < end; t++, units.step++) loop.step_forward(t);
   };
+#if REDUCES
+  if constexpr (HELPED) {
+    if (coord.helps()) loop.compute_early();
+    __syncthreads();
+  }
+  if (coord.helps()) {
+    for (int t = 0; t < steps; t++) loop.help_forward(t);
+  } else
+#endif
 #ifdef LAYERS
   const int chunk = for_each_chunk(steps, params.arrived, params.producers, params.done, coord.tile_thread == 0, run);
 #else

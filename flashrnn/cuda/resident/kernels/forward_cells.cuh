@@ -34,7 +34,7 @@ DEVICE void load_cells(LaneCells& cells, CarriedCells& carried, const Params& pa
 #pragma unroll
     for (int i = 0; i < STATES; i++) carried.s[i][q] = cells.valid[q] ? params.initial[cells.state_index(i, q, params.B)] : 0;
 #pragma unroll
-    for (int j = 0; j < GATES; j++) carried.b[j][q] = cells.valid[q] ? float(params.bias[j * ROW + cells.element[q]]) : 0;
+    for (int j = 0; j < GATES; j++) carried.b[j][q] = cells.valid[q] || HELPED ? float(params.bias[j * ROW + cells.element[q]]) : 0;
   }
 }
 
@@ -87,29 +87,41 @@ struct Results {
 
 // Computes one element-wise step of the lane's cells from inputs v, recurrent sums u and what is carried. Sets the new
 // states in `carried` and the stored gates in `results`. If the step reduces over units, recurrent_sums(u) computes u,
-// as late as possible.
+// as late as possible; HELPED, another warp has computed `early`.
 #if REDUCES
+// Sets those gates of the lane's cells that have a recurrent part, or all others.
+template <bool RECURRENT>
+DEVICE void assemble_gates(float (&g)[GATES][CELLS], const CarriedCells& carried, const float (&v)[GI][CELLS], const float (&u)[GR][CELLS]) {
+#pragma unroll
+  for (int q = 0; q < CELLS; q++)
+#pragma unroll
+    for (int j = 0; j < GATES; j++)  // the biases of the first pair are those of all pairs
+      if (RECURRENT_OF[j] >= 0 == RECURRENT)
+        g[j][q] = assemble_gate<SUM_HAS_BIAS>(j, bias_of(j, carried.b[j][q % PAIR], carried.constants, q), true,
+                                              [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
+}
+
+// HELPED: computes the early values of a step from its inputs v.
+template <class Units>
+DEVICE void early_cells(EarlyValues::Cells& early, const CarriedCells& carried, const float (&v)[GI][CELLS], const Units& units) {
+  float g[GATES][CELLS], u[GR][CELLS];
+  assemble_gates<false>(g, carried, v, u);
+  if constexpr (HELPED) cells_forward_early(g, [] {}, early, units);
+}
+
 template <class RecurrentSums>
 DEVICE void step_cells(CarriedCells& carried, Results& results, const float (&v)[GI][CELLS], const RecurrentSums& recurrent_sums,
-                       const bool (&valid)[CELLS], const UnitReductions& units) {
+                       const EarlyValues::Cells& early, const bool (&valid)[CELLS], const UnitReductions& units) {
   float g[GATES][CELLS], old[STATES][CELLS], fresh[STATES][CELLS], stored[GATES][CELLS];
-  auto assemble = [&](bool recurrent, const float (&u)[GR][CELLS]) {
-#pragma unroll
-    for (int q = 0; q < CELLS; q++)
-#pragma unroll
-      for (int j = 0; j < GATES; j++)  // the biases of the first pair are those of all pairs
-        if (RECURRENT_OF[j] >= 0 == recurrent)
-          g[j][q] = assemble_gate<SUM_HAS_BIAS>(j, bias_of(j, carried.b[j][q % PAIR], carried.constants, q), true,
-                                                [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
-  };
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll
     for (int i = 0; i < STATES; i++) old[i][q] = masked(carried.s[i][q], carried.masks[q / PAIR]);
   float u[GR][CELLS];
-  assemble(false, u);
-  auto recurrent_gates = [&](float (&)[GATES][CELLS]) { recurrent_sums(u), assemble(true, u); };
-  cells_forward(g, old, recurrent_gates, fresh, results.statistics, stored, units);
+  assemble_gates<false>(g, carried, v, u);
+  auto recurrent_gates = [&](float (&)[GATES][CELLS]) { recurrent_sums(u), assemble_gates<true>(g, carried, v, u); };
+  if constexpr (HELPED) cells_forward(g, old, early, recurrent_gates, fresh, results.statistics, stored, units);
+  else cells_forward(g, old, recurrent_gates, fresh, results.statistics, stored, units);
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll

@@ -7,7 +7,7 @@
 template <int OPERAND, int INPUTS, int SUMS, int EXCHANGE, int FRAGMENTS>
 struct SharedMemoryOf {
   static constexpr int SIZE = 2 * OPERAND + STAGES * INPUTS + SUMS * 4 + EXCHANGE + WARPS * FRAGMENTS + BARRIER_BYTES + REDUCTION_BYTES +
-                              CONSTANT_BYTES + MAGNITUDE_BYTES;
+                              CONSTANT_BYTES + MAGNITUDE_BYTES + EarlyValues::SIZE;
   static_assert(SIZE == SHARED_BYTES_EXPECTED, "resident/tiling.py counts the shared memory differently");
 
   char* operand;     // two buffers of the product's right operand: h or, in the backward, gradients of gates
@@ -19,6 +19,7 @@ struct SharedMemoryOf {
   char* reductions;  // see UnitReductions
   float* constants;  // see load_constants
   float* magnitudes;  // see scale.cuh
+  char* early;        // see EarlyValues
   DEVICE SharedMemoryOf(char* memory) {
     operand = memory;
     inputs = operand + 2 * OPERAND;
@@ -29,5 +30,6 @@ struct SharedMemoryOf {
     reductions = fragments + WARPS * FRAGMENTS + BARRIER_BYTES;
     constants = reinterpret_cast<float*>(reductions + REDUCTION_BYTES);
     magnitudes = constants + CONSTANT_BYTES / 4;
+    early = reinterpret_cast<char*>(magnitudes) + MAGNITUDE_BYTES;
   }
 };

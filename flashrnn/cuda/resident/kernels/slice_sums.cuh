@@ -5,9 +5,9 @@
 // IN_ROWS: floats between the sums of consecutive sequences in shared memory, which puts them in different banks.
 constexpr int SUM_PITCH = PADDED + (SPREAD == 2 ? 8 : 4);
 
-// Floats of shared memory for the partial sums of the K_SLICES warps of a unit tile.
-template <int ROWS>
-constexpr int SUM_FLOATS = IN_ROWS ? K_SLICES * ROWS * SEQUENCES * SUM_PITCH : K_SLICES == 1 ? 0 : WARPS * CELL_SLICES * CELLS * 32 * ROWS;
+// Floats of shared memory for the partial sums of a unit tile's warps. SLICES: how many there are of each sum.
+template <int ROWS, int SLICES = K_SLICES>
+constexpr int SUM_FLOATS = IN_ROWS ? SLICES * ROWS * (SEQS / SPREAD) * SUM_PITCH : K_SLICES == 1 ? 0 : WARPS * CELL_SLICES * CELLS * 32 * ROWS;
 
 // The partial sums of the K_SLICES warps of a unit tile: c has those of this warp for all cells of the lane's fragment,
 // `sums` those of all warps, in shared memory. The results u are the complete sums of the lane's own CELLS cells.
@@ -37,39 +37,12 @@ struct SliceSums {
 #pragma unroll
       for (int j = 0; j < ROWS; j++) v[j] = from[j];
   }
-  // IN_ROWS: returns the address of one warp's sums of two neighbouring units.
-  DEVICE float2* pair_of(int slice, int row, int sequence, int unit) const {
-    return reinterpret_cast<float2*>(sums + ((slice * ROWS + row) * SEQUENCES + sequence / SPREAD) * SUM_PITCH + unit);
-  }
-
   // One warp per tile: its sums are complete.
   DEVICE void own(float (&u)[ROWS][CELLS]) const {
 #pragma unroll
     for (int q = 0; q < CELLS; q++)
 #pragma unroll
       for (int j = 0; j < ROWS; j++) u[j][q] = part(q, j);
-  }
-  // IN_ROWS: through rows of a sequence's units. All threads of the block call this.
-  DEVICE void reduce_in_rows(float (&u)[ROWS][CELLS]) const {
-#pragma unroll
-    for (int cell = 0; cell < LANE_CELLS; cell += 2)
-#pragma unroll
-      for (int j = 0; j < ROWS; j++)
-        *pair_of(coord.k_slice, j, tile_of(cell) * 8 + 2 * coord.lane_in_quad + second_of(cell), coord.tile_unit + 2 * coord.quad) =
-            make_float2(part(cell, j), part(cell + 1, j));
-    __syncthreads();
-#pragma unroll
-    for (int q = 0; q < CELLS; q += 2)
-#pragma unroll
-      for (int j = 0; j < ROWS; j++) {
-        float2 sum = *pair_of(0, j, coord.sequence(q), coord.unit(q));
-#pragma unroll
-        for (int slice = 1; slice < K_SLICES; slice++) {
-          const float2 more = *pair_of(slice, j, coord.sequence(q), coord.unit(q));
-          sum.x += more.x, sum.y += more.y;
-        }
-        u[j][q] = sum.x, u[j][q + 1] = sum.y;
-      }
   }
   // DENSE: stores the sums of the columns that are used, for all lanes; reduce_stored returns them. All threads of the
   // unit tile call this.
@@ -145,16 +118,65 @@ struct SliceSums {
   }
 };
 
+// IN_ROWS: the same through rows of a sequence's units, to the lanes that have these. A warp has sums of its unit tile, c
+// [ROWS], as one of the K_SLICES warps of it. Or (TILES > ROWS = 1) it has sums of all unit tiles, c [TILES], as one of the
+// block's warps.
+template <int ROWS, int TILES>
+struct RowSums {
+  static constexpr bool ALL_TILES = TILES > ROWS;
+  static_assert(TILES == (ALL_TILES ? UNIT_TILES : ROWS) && (ROWS == 1 || !ALL_TILES));
+  float* const sums;
+  const ThreadCoord& coord;
+  // Returns the address of one warp's sums of two neighbouring units. `column`: of a sequence.
+  DEVICE float2* pair_of(int slice, int row, int column, int unit) const {
+    return reinterpret_cast<float2*>(sums + ((slice * ROWS + row) * (SEQS / SPREAD) + column / SPREAD) * SUM_PITCH + unit);
+  }
+  DEVICE void store(const float (&c)[TILES][BATCH_TILES][4]) const {
+#pragma unroll
+    for (int cell = 0; cell < LANE_CELLS; cell += 2) {
+      const int column = tile_of(cell) * 8 + 2 * coord.lane_in_quad + second_of(cell);
+#pragma unroll
+      for (int i = 0; i < TILES; i++) {
+        const float(&part)[4] = c[i][tile_of(cell)];
+        const int unit = (ALL_TILES ? i * 16 : coord.tile_unit) + 2 * coord.quad;
+        *pair_of(ALL_TILES ? coord.warp : coord.k_slice, ALL_TILES ? 0 : i, column, unit) =
+            make_float2(part[second_of(cell)], part[2 + second_of(cell)]);
+      }
+    }
+  }
+  // Returns the complete sums of the lane's cells. The block must have synchronised since they were stored.
+  DEVICE void load(float (&u)[ROWS][CELLS]) const {
+#pragma unroll
+    for (int q = 0; q < CELLS; q += 2)
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) {
+        float2 sum = *pair_of(0, j, coord.sequence(q), coord.unit(q));
+#pragma unroll
+        for (int slice = 1; slice < (ALL_TILES ? WARPS : K_SLICES); slice++) {
+          const float2 more = *pair_of(slice, j, coord.sequence(q), coord.unit(q));
+          sum.x += more.x, sum.y += more.y;
+        }
+        u[j][q] = sum.x, u[j][q + 1] = sum.y;
+      }
+  }
+};
+
 // Reduces the partial sums of the K_SLICES warps of a unit tile: c, this warp's sums for all cells of the lane's
 // fragment, -> u, the complete sums for the lane's own cells, if it has any. `sums` has SUM_FLOATS<ROWS> elements. With
 // K_SLICES > 1, all threads of the unit tile call this together; IN_ROWS, all threads of the block; DENSE, after
 // store_for_all_lanes.
-template <int ROWS>
-DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_TILES][4], float* sums, const ThreadCoord& coord) {
-  const SliceSums<ROWS> slices{c, sums, coord};
-  if constexpr (IN_ROWS) slices.reduce_in_rows(u);
-  else if constexpr (K_SLICES == 1) slices.own(u);
-  else if constexpr (DENSE) slices.reduce_stored(u);
-  else if constexpr (BOTH_UNITS) slices.reduce_to_both_units(u);
-  else slices.reduce_to_same_lane(u);
+template <int ROWS, int TILES>
+DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[TILES][BATCH_TILES][4], float* sums, const ThreadCoord& coord) {
+  if constexpr (IN_ROWS) {
+    const RowSums<ROWS, TILES> rows{sums, coord};
+    rows.store(c);
+    __syncthreads();
+    rows.load(u);
+  } else {
+    const SliceSums<ROWS> slices{c, sums, coord};
+    if constexpr (K_SLICES == 1) slices.own(u);
+    else if constexpr (DENSE) slices.reduce_stored(u);
+    else if constexpr (BOTH_UNITS) slices.reduce_to_both_units(u);
+    else slices.reduce_to_same_lane(u);
+  }
 }

@@ -22,6 +22,9 @@
 // at most a warp, has all units of a sequence and reduces over them by shuffles alone. Lane i of a row has units 2i,
 // 2i + 1.
 //
+// HELPED: IN_ROWS, if the first half of the warps has all cells. The others load the inputs and compute, a step ahead, what
+// a step computes from these alone (EarlyValues), each lane for its partner in the first half.
+//
 // SEQUENCES of the SEQS columns are used; the others are not exchanged. With ANY_SEQUENCES (clusters only), their
 // number is a kernel argument, so that one binary serves many batch sizes.
 #pragma once
@@ -39,16 +42,23 @@ constexpr int TILE_THREADS = 32 * K_SLICES;         // threads that work on one 
 constexpr bool SPREADS = BLOCKS == 1 || (CLUSTERED && K_SLICES == 1 && !ANY_SEQUENCES && !REDUCES);
 constexpr int SPREAD = SPREADS && SEQUENCES <= SEQS / 2 ? 2 : 1;
 static_assert(!DENSE || (REDUCES && CLUSTERED && K_SLICES > 1 && BATCH_TILES == 1 && SEQUENCES <= SEQS / 2));
+constexpr int ROW_LANES = PADDED / 2;                                   // IN_ROWS: lanes of a sequence
+constexpr bool IN_ROWS = REDUCES && BLOCKS == 1 && PADDED == D && (D == 16 || D == 32 || D == 64);
+constexpr int CELL_THREADS = HELPED ? THREADS / 2 : THREADS;
+constexpr int ROWS_AT_ONCE = IN_ROWS ? (HELPED ? SEQUENCES : THREADS / ROW_LANES) : 1;  // sequences
+static_assert(!IN_ROWS || SEQUENCES % ROWS_AT_ONCE == 0);
+static_assert(!HELPED || (IN_ROWS && K_SLICES == 1 && WARPS % 2 == 0 && CELL_THREADS == ROW_LANES * SEQUENCES));
 constexpr int LANE_CELLS = DENSE ? 2 : 4 * BATCH_TILES / SPREAD;  // cells of a lane if one warp computed the tile's
 constexpr int CELL_SLICES = K_SLICES < LANE_CELLS ? K_SLICES : LANE_CELLS;  // warps of a tile that compute cells
-constexpr int CELLS = LANE_CELLS / CELL_SLICES;     // cells that a lane of these warps computes
+constexpr int CELLS = IN_ROWS ? 2 * SEQUENCES / ROWS_AT_ONCE : LANE_CELLS / CELL_SLICES;  // cells that a lane computes
 constexpr bool BOTH_UNITS = DENSE || (REDUCES && GRID && CELLS == 1);
 constexpr int HOLDERS = CELLS == 1 && !BOTH_UNITS ? 2 : 1;  // warps of a unit tile with units of the same sequence
 constexpr int CONTRIBUTIONS = UNIT_TILES * HOLDERS;    // parts of a block for every sequence
-constexpr int ROW_LANES = PADDED / 2;                                   // IN_ROWS: lanes of a sequence
-constexpr bool IN_ROWS = REDUCES && BLOCKS == 1 && PADDED == D && (D == 16 || D == 32 || D == 64);
-constexpr int ROWS_AT_ONCE = IN_ROWS ? THREADS / ROW_LANES : 1;  // sequences
-static_assert(!IN_ROWS || (SEQUENCES % ROWS_AT_ONCE == 0 && SEQUENCES * SPREAD == SEQS));
+constexpr int LOAD_THREADS = HELPED ? TILE_THREADS / 2 : TILE_THREADS;  // threads that copy the inputs of one unit tile
+constexpr int LOADED_SEQUENCES = HELPED ? SEQUENCES : SEQS / SPREAD;
+// Steps whose inputs may still be in flight when a step begins. HELPED, a step reads those of the next one.
+constexpr int IN_FLIGHT = STAGES - (HELPED ? 3 : 2);
+static_assert(IN_FLIGHT >= 0);
 constexpr int OPERAND_COLUMNS = SEQS + IN_ROWS;  // one column of padding: the lanes of a row store to different banks
 // With DENSE, the second of two splits is in columns that would be unused: column sequence + 4. The sums of both
 // columns are added. So a tile of R takes two products, not three.
@@ -61,7 +71,7 @@ constexpr int BARRIER_BYTES = 64;                           // mbarriers of a cl
 constexpr bool HAS_UNUSED_COLUMNS = ANY_SEQUENCES || SEQUENCES < SEQS;
 static_assert(!ANY_SEQUENCES || CLUSTERED);
 static_assert(SEQUENCES % 2 == 0 && SEQUENCES <= SEQS && D % 2 == 0 && PADDED >= D);
-static_assert(LANE_CELLS % CELL_SLICES == 0 && (CELLS == 1 || CELLS % 2 == 0));
+static_assert((IN_ROWS || LANE_CELLS % CELL_SLICES == 0) && (CELLS == 1 || CELLS % 2 == 0));
 
 // BIDIRECTIONAL: the second half of the heads goes backwards in time. For these heads, tensors begin at the row of the
 // last step, and all time strides are negative.
@@ -100,14 +110,21 @@ struct ThreadCoord {
   }
   // Returns how many of the SEQS columns are used.
   DEVICE int used_columns() const { return ANY_SEQUENCES ? used_sequences : SEQUENCES; }
-  DEVICE bool has_cells() const { return CELL_SLICES == K_SLICES || cell_slice < CELL_SLICES; }
+  DEVICE bool has_cells() const { return HELPED ? warp < WARPS / 2 : CELL_SLICES == K_SLICES || cell_slice < CELL_SLICES; }
+  DEVICE bool reads_cells() const { return HELPED || has_cells(); }
+  // Return the unit tile whose inputs the thread copies, its first unit, and the thread's index among LOAD_THREADS.
+  DEVICE int load_tile() const { return HELPED ? threadIdx.x % CELL_THREADS / LOAD_THREADS : unit_tile; }
+  DEVICE int load_unit() const { return HELPED ? load_tile() * 16 : tile_unit; }
+  DEVICE int load_thread() const { return HELPED ? threadIdx.x % LOAD_THREADS : tile_thread; }
+  DEVICE bool helps() const { return HELPED && !has_cells(); }
+  DEVICE bool loads_inputs() const { return !HELPED || helps(); }
   // Return the unit (in the head) and the sequence (in the tile) of the lane's cell q < CELLS.
   DEVICE int unit(int q) const {
     if constexpr (IN_ROWS) return row_lane() * 2 + q % 2;
     return tile_unit + 2 * quad + (BOTH_UNITS ? lane_in_quad / 2 : (cell_slice * CELLS + q) % 2);
   }
   DEVICE int sequence(int q) const {
-    if constexpr (IN_ROWS) return (static_cast<int>(threadIdx.x) / ROW_LANES + q / 2 * ROWS_AT_ONCE) * SPREAD;
+    if constexpr (IN_ROWS) return (static_cast<int>(threadIdx.x) / ROW_LANES % ROWS_AT_ONCE + q / 2 * ROWS_AT_ONCE) * SPREAD;
     if constexpr (DENSE) return lane_in_quad % 2 * 2 + cell_slice % 2;
     if constexpr (BOTH_UNITS) return cell_slice / 2 * 4 + lane_in_quad % 2 * 2 + cell_slice % 2;
     int cell = cell_slice * CELLS + q;
@@ -149,10 +166,10 @@ struct TileLoader {
   static constexpr int ALIGNED = D * NUMBERS % 8 == 0 ? 8 : D * NUMBERS % 4 == 0 ? 4 : 2;
   static constexpr int WIDTH = ELEMENT == 4 && ALIGNED > 4 ? 4 : ALIGNED;               // numbers per copy
   static constexpr int LENGTH = 16 * NUMBERS;                                           // numbers per sequence
-  static constexpr int PER_ROW = SEQS / SPREAD * LENGTH / WIDTH;                        // copies
-  static constexpr int TOGETHER = PER_ROW < TILE_THREADS ? TILE_THREADS / PER_ROW : 1;  // rows
-  static constexpr int COPIES = (PER_ROW + TILE_THREADS - 1) / TILE_THREADS;             // of a row, per thread
-  static constexpr bool ALL_COPY = COPIES * TILE_THREADS == PER_ROW * TOGETHER;          // else the last threads have fewer
+  static constexpr int PER_ROW = LOADED_SEQUENCES * LENGTH / WIDTH;                     // copies
+  static constexpr int TOGETHER = PER_ROW < LOAD_THREADS ? LOAD_THREADS / PER_ROW : 1;  // rows
+  static constexpr int COPIES = (PER_ROW + LOAD_THREADS - 1) / LOAD_THREADS;             // of a row, per thread
+  static constexpr bool ALL_COPY = COPIES * LOAD_THREADS == PER_ROW * TOGETHER;          // else the last threads have fewer
   const char* from[COPIES];
   u32 to[COPIES];
   u32 valid[COPIES];
@@ -162,14 +179,14 @@ struct TileLoader {
   // first(sequence) is the address of the first unit of the head in row 0 of the first step.
   template <class First>
   DEVICE void start(u32 tile, const ThreadCoord& coord, First first) {
-    first_row = coord.tile_thread / PER_ROW % TOGETHER, left = PER_ROW * TOGETHER - coord.tile_thread;
+    first_row = coord.load_thread() / PER_ROW % TOGETHER, left = PER_ROW * TOGETHER - coord.load_thread();
 #pragma unroll
     for (int i = 0; i < COPIES; i++) {
-      int copy = (i * TILE_THREADS + coord.tile_thread) % PER_ROW;
+      int copy = (i * LOAD_THREADS + coord.load_thread()) % PER_ROW;
       int column = copy % (LENGTH / WIDTH) * WIDTH, sequence = copy / (LENGTH / WIDTH) * SPREAD;
-      valid[i] = coord.tile_unit * NUMBERS + column < D * NUMBERS && coord.has_sequence(sequence);
+      valid[i] = coord.load_unit() * NUMBERS + column < D * NUMBERS && coord.has_sequence(sequence);
       from[i] = reinterpret_cast<const char*>(first(valid[i] ? coord.batch_index(sequence) : 0)) + first_row * ROW_STRIDE;
-      const int number = coord.tile_unit * NUMBERS + column;
+      const int number = coord.load_unit() * NUMBERS + column;
       from[i] += valid[i] ? (IN_PIECES ? in_pieces(number) : number) * ELEMENT : 0;
       to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * PITCH + column) * ELEMENT;
       if (IN_ROWS) asm_fence(to[i]);  // prevents recomputation in every step
@@ -182,7 +199,7 @@ struct TileLoader {
     for (int i = 0; i < COPIES; i++) {
 #pragma unroll
       for (int row = 0; row < ROWS; row += TOGETHER)
-        if ((ROWS % TOGETHER == 0 || row + first_row < ROWS) && (ALL_COPY || i * TILE_THREADS < int(left)))
+        if ((ROWS % TOGETHER == 0 || row + first_row < ROWS) && (ALL_COPY || i * LOAD_THREADS < int(left)))
           copy_async<WIDTH * ELEMENT>(to[i] + offset + row * SEQS * PITCH * ELEMENT, from[i] + row * ROW_STRIDE, valid[i] && exists);
       from[i] += step;
     }
