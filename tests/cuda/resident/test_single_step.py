@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flashrnn import get_cell
+from flashrnn import Cell, get_cell
 from flashrnn.cuda.resident import single_step
 from flashrnn.cuda.resident.single_step import SingleStep, compile_kernel, serves, spec_of
 from flashrnn.dispatch import VANILLA
@@ -14,15 +14,34 @@ from tests.cuda.host_kernel import single_step_on_host
 from tests.cuda.resident.test_kernels import GPUS
 from tests.problems import MINIMAL_GATED, PEEPHOLE_LSTM, cell_name
 
-SIZES = [(1, 1, 6, 5), (3, 2, 16, 16), (9, 1, 40, 3), (2, 2, 160, 24)]  # sequences, heads, units of a head, features
-CELLS = [*map(get_cell, ("lstm", "gru", "slstm")), MINIMAL_GATED, PEEPHOLE_LSTM]
+LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
+CASES = [  # sequences, heads, units of a head, features
+    (LSTM, (1, 1, 6, 5), torch.float32),
+    (GRU, (3, 2, 16, 16), torch.bfloat16),
+    (SLSTM, (9, 1, 40, 3), torch.float16),
+    (PEEPHOLE_LSTM, (2, 2, 160, 24), torch.bfloat16),
+    (MINIMAL_GATED, (3, 2, 16, 16), torch.float32),
+]
+MORE_CASES = [
+    (LSTM, (2, 2, 160, 24), torch.bfloat16),
+    (LSTM, (9, 1, 40, 3), torch.bfloat16),
+    (LSTM, (3, 2, 16, 16), torch.float16),
+    (GRU, (2, 2, 160, 24), torch.float32),
+    (GRU, (1, 1, 6, 5), torch.float16),
+    (SLSTM, (2, 2, 160, 24), torch.float32),
+    (MINIMAL_GATED, (9, 1, 40, 3), torch.bfloat16),
+    (PEEPHOLE_LSTM, (3, 2, 16, 16), torch.float16),
+]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("B", "N", "D", "features"), SIZES)
-@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
-def test_step(monkeypatch, cell, B, N, D, features, dtype):
+@pytest.mark.parametrize(
+    ("cell", "sizes", "dtype"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_CASES)],
+    ids=lambda value: cell_name(value) if isinstance(value, Cell) else str(value),
+)
+def test_step(monkeypatch, cell, sizes, dtype):
     """Compares a step with a plain loop, with and without states, biases, resets and what a backward pass needs."""
+    B, N, D, features = sizes
     monkeypatch.setattr(single_step, "_kernel", single_step_on_host)
     torch.manual_seed(0)
     Gi, Gr, G = map(len, (cell.input_gates, cell.recurrent_gates, cell.gates))
@@ -68,10 +87,10 @@ def _exact(cell, x, W, R, b, states, reset) -> tuple[torch.Tensor, torch.Tensor,
 
 
 def test_few_sequences_and_no_reductions_over_units():
-    assert serves(get_cell("lstm"), 64, 1, torch.float32)
-    assert not serves(get_cell("lstm"), 64, 256, torch.float32)
-    assert serves(get_cell("lstm"), 512, 32, torch.float32)
-    assert not serves(get_cell("lstm"), 512, 32, torch.bfloat16)
+    assert serves(LSTM, 64, 1, torch.float32)
+    assert not serves(LSTM, 64, 256, torch.float32)
+    assert serves(LSTM, 512, 32, torch.float32)
+    assert not serves(LSTM, 512, 32, torch.bfloat16)
     assert not serves(get_cell("layernorm_lstm"), 64, 1, torch.float32)
 
 
