@@ -113,8 +113,9 @@ class SideBySide:
         return self._batch
 
     def spread(self, x: Tensor, backward: bool) -> Tensor:
-        """Return x [steps, ...] as [B, T, ...], padded with zeros, with time outermost in memory."""
-        rows = _Spread.apply(x, self._source(backward), self._place(backward))
+        """Return x [steps, ...] as [B, T, ...], with time outermost in memory. Padding is copies of the first step,
+        because gradients of a cell may not be finite at zero."""
+        rows = _Spread.apply(x, self._source(backward), self._place(backward), True)
         return rows.unflatten(0, (self._steps, self._batch)).transpose(0, 1)
 
     def gather(self, h: Tensor, backward: bool) -> Tensor:
@@ -198,10 +199,13 @@ def _numbered(sizes: list[int] | Tensor, count: int, device: torch.device) -> tu
     return group, items - before.index_select(0, group)
 
 
-def _spread(x: Tensor, source: Tensor, place: Tensor) -> Tensor:
-    """Return the batch [T * B, ...] of the steps x [steps, ...], with zeros as padding."""
+def _spread(x: Tensor, source: Tensor, place: Tensor, first: bool) -> Tensor:
+    """Return the batch [T * B, ...] of the steps x [steps, ...]. Padding is zeros or, if `first`, copies of the first
+    step."""
     if _by_kernel(x, len(source)):
-        return gather_rows(x, source)
+        return gather_rows(x, source, first)
+    if first:
+        return x.index_select(0, source.clamp(min=0))
     return x.new_zeros(len(source), *x.shape[1:]).index_copy_(0, place, x)
 
 
@@ -223,26 +227,27 @@ def _has_kernel(device: torch.device) -> bool:
 
 
 class _Spread(torch.autograd.Function):
-    """`_spread`, of which `_Gather` is the transpose. `source` and `place` are those of SideBySide."""
+    """`_spread`, with padding that has no gradient. `source` and `place` are those of SideBySide."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x, source, place):
-        return _spread(x, source, place)
+    def forward(x, source, place, first):
+        return _spread(x, source, place, first)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs[1:])
-        ctx.save_for_forward(*inputs[1:])
+        _, *indices, ctx.first = inputs
+        ctx.save_for_backward(*indices)
+        ctx.save_for_forward(*indices)
 
     @staticmethod
     def backward(ctx, grad):
-        return _Gather.apply(grad, *ctx.saved_tensors), None, None
+        return _Gather.apply(grad, *ctx.saved_tensors), None, None, None
 
     @staticmethod
     def jvp(ctx, tangent, *_):
-        return _spread(tangent, *ctx.saved_tensors)
+        return _spread(tangent, *ctx.saved_tensors, ctx.first)
 
 
 class _Gather(torch.autograd.Function):
@@ -261,7 +266,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return _Spread.apply(grad, *ctx.saved_tensors), None, None
+        return _Spread.apply(grad, *ctx.saved_tensors, False), None, None
 
     @staticmethod
     def jvp(ctx, tangent, *_):

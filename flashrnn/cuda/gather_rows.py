@@ -1,6 +1,6 @@
-"""Rows of a tensor in another order and with rows of zeros, in one launch.
+"""Rows of a tensor in another order and with padding, in one launch.
 
-PyTorch's `index_select` copies element by element, and zeros need another pass over the memory.
+PyTorch's `index_select` copies element by element, and padding with zeros needs another pass over the memory.
 """
 
 import torch
@@ -22,8 +22,9 @@ def serves(x: Tensor, rows: int) -> bool:
     return size % _VECTOR == 0 and 0 < rows * size // _VECTOR < _MOST
 
 
-def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Return x[index] for int64 indices [rows], with rows of zeros where an index is negative."""
+def gather_rows(x: Tensor, index: Tensor, first: bool = False) -> Tensor:
+    """Return x[index] for int64 indices [rows]. Where an index is negative, the result has zeros or, if `first`, the
+    first row."""
     x, gathered = aligned(x.contiguous()), x.new_empty(len(index), *x.shape[1:])
     arguments = {
         "x": x,
@@ -31,6 +32,7 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
         "gathered": gathered,
         "vectors": x.nbytes // len(x) // _VECTOR,
         "all": gathered.nbytes // _VECTOR,
+        "first": int(first),
     }
     KERNEL.launch(-(-arguments["all"] // _AT_ONCE), arguments, DTYPE, x.device.index)
     return gathered

@@ -296,7 +296,7 @@ def gather_rows(dtype: torch.dtype) -> Parameters:
         Parameter("x", "const uint4* __restrict__"),
         Parameter("index", "const i64* __restrict__", torch.int64),
         Parameter("gathered", "uint4* __restrict__"),
-        *_numbers("vectors", "all"),
+        *_numbers("vectors", "all", "first"),
     )
 
 

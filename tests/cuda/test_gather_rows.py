@@ -13,13 +13,14 @@ from tests.cuda.host_kernel import loaded_on_host
 @pytest.mark.parametrize(
     ("dtype", "shape"), [(torch.bfloat16, (40, 24)), (torch.float32, (7, 3, 4)), (torch.float64, (1, 2))], ids=str
 )
-def test_rows_are_gathered_or_zeros(monkeypatch, dtype, shape):
+def test_rows_are_gathered_or_padded(monkeypatch, dtype, shape):
     monkeypatch.setattr(dtype_kernel, "loaded", loaded_on_host)
     x, index = torch.randn(*shape).to(dtype), torch.randint(-1, shape[0], (700,))
     assert serves(x, len(index))
     expected = x[index]
     expected[index < 0] = 0
     assert torch.equal(gather_rows(x, index), expected)
+    assert torch.equal(gather_rows(x, index, first=True), x[index.clamp(min=0)])
 
 
 def test_only_rows_of_whole_vectors_are_gathered():

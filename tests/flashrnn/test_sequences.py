@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from flashrnn import FlashRNN, dispatch, flashrnn, get_cell, sequences
+from flashrnn import Cell, FlashRNN, dispatch, flashrnn, get_cell, sequences
 from flashrnn.reference import Reference
 from flashrnn.sequences import Documents, _rows_of_documents
 from tests.flashrnn.networks import results
@@ -136,6 +136,19 @@ def test_derivatives_of_spread_and_gather():
     options = {"check_forward_ad": True, "check_batched_grad": True}
     assert torch.autograd.gradcheck(there_and_back, x, **options)
     assert torch.autograd.gradgradcheck(there_and_back, x)
+
+
+def _log_of_gate(g, h):
+    return torch.tanh(torch.log(torch.abs(g)) + h)
+
+
+def test_padding_of_a_cell_without_gradient_at_zero_does_not_reach_weights():
+    cell = Cell("log_of_gate", _log_of_gate, states=("h",))
+    rnn = FlashRNN(3, 4, function=cell, bias=False, backend="vanilla", dtype=torch.float64)
+    data = [randn(steps, 3) for steps in (7, 5, 4)]
+    packed = torch.autograd.grad(rnn(pack_sequence(data))[0].data.sum(), list(rnn.parameters()))
+    apart = torch.autograd.grad(sum(rnn(x.unsqueeze(1))[0].sum() for x in data), list(rnn.parameters()))
+    torch.testing.assert_close(packed, apart)
 
 
 def test_cu_seqlens_are_read_once_until_they_change(monkeypatch):
