@@ -1,5 +1,7 @@
 """The base class of all DataModules, which stores its position in the training data in checkpoints."""
 
+import atexit
+import multiprocessing
 import signal
 import time
 import warnings
@@ -32,6 +34,16 @@ def outlive_signals(worker: int) -> None:
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
+
+
+@atexit.register
+def _end_workers() -> None:
+    """End the processes that load data when the program ends with one of them, as after an error in a worker, whose
+    traceback refers to the loader. multiprocessing sends them a SIGTERM, which they ignore, and waits for them."""
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's handler reports processes that are killed
+            process.kill()
 
 
 class _Padded(Dataset):

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from torch.utils.data import Dataset
@@ -27,18 +30,33 @@ def _no_traceback(monkeypatch):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_error_names_the_damaged_file(tmp_path, num_workers):
-    tmp_path.joinpath("a.txt").write_text("the state of a recurrent network\n" * 2000)
-    options = {"tokenizer": "bpe:260", "context_length": 16, "val_fraction": 0.4, "cache_dir": str(tmp_path)}
-    module = Text(f"{tmp_path}/a.txt", num_workers=num_workers, **options)
+def damaged(folder, num_workers):
+    """Return a loader of a file that ends too early."""
+    folder.joinpath("a.txt").write_text("the state of a recurrent network\n" * 2000)
+    options = {"tokenizer": "bpe:260", "context_length": 16, "val_fraction": 0.4, "cache_dir": str(folder)}
+    module = Text(f"{folder}/a.txt", num_workers=num_workers, **options)
     module.prepare_data()
     module.setup()
     os.truncate(module.train_data.paths[0], 20)
-    message = message_of(module.train_dataloader())
+    return module.train_dataloader()
+
+
+def check_message(message):
     assert message.startswith("error: ")
     assert "train-00000.bin is damaged" in message
-    assert len(message.splitlines()) == 2
+    assert len(message.strip().splitlines()) == 2
+
+
+def test_error_names_the_damaged_file(tmp_path):
+    check_message(message_of(damaged(tmp_path, num_workers=0)))
+
+
+def test_program_ends_after_an_error_in_a_worker(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, tmp_path], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    check_message(done.stderr)
 
 
 @pytest.mark.slow  # PyTorch checks for dead workers every five seconds
@@ -48,3 +66,8 @@ def test_killed_worker_is_an_error(tmp_path):
     assert message.startswith("error: DataLoader worker (pid")
     assert "lower data.num_workers" in message
     assert "Traceback" not in message
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        list(damaged(Path(sys.argv[1]), num_workers=1))
