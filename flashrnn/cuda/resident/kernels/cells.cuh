@@ -188,7 +188,7 @@ DEVICE void store_statistics(const StatisticCells& statistics, gate* const (&to)
   }
 }
 
-// HELPED: the early values of a lane's cells (printers/early.py), which its partner in the other half of the block computes,
+// HELPED: the early values of a lane's cells (cells/printers/cuda.py), which its partner in the other half of the block computes,
 // in shared memory: [pairs of values][lanes][2 values][2 cells]. They are stored after the first barrier of the step
 // before, and loaded before that of the step.
 struct EarlyValues {
