@@ -224,8 +224,7 @@ def helped(spec: KernelSpec, tiling: Tiling) -> Operand:
 
 def is_helped(spec: KernelSpec, tiling: Tiling) -> bool:
     """Return whether `helped` is 1 for a tiling whose fields are numbers."""
-    found = helped(spec, tiling)
-    return bool(found if isinstance(found, int) else found.evaluate({}))
+    return _is_one(helped(spec, tiling))
 
 
 def bias_parts(spec: KernelSpec, tiling: Tiling) -> Expression:
@@ -294,8 +293,11 @@ def operands(spec: KernelSpec, tiling: Tiling) -> Operand:
 
 def is_dense(spec: KernelSpec, tiling: Tiling) -> bool:
     """Return whether `dense` is 1 for a tiling whose fields are numbers."""
-    found = dense(spec, tiling)
-    return bool(found if isinstance(found, int) else found.evaluate({}))
+    return _is_one(dense(spec, tiling))
+
+
+def _is_one(of_numbers: Operand) -> bool:
+    return bool(of_numbers if isinstance(of_numbers, int) else of_numbers.evaluate({}))
 
 
 def cells_of_lane(spec: KernelSpec, tiling: Tiling) -> Expression:
