@@ -12,13 +12,13 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import dropout
 
 from flashrnn import concurrent_layers
 from flashrnn._torch_private import apply_of, autograd_alone, backward_is_observed, graph_is_retained
 from flashrnn.cells import Cell
 from flashrnn.cuda.resident.backend import CudaFused
-from flashrnn.cuda.resident.calls import Forward, each_state, joined_states
+from flashrnn.cuda.resident.calls import Forward
 from flashrnn.cuda.resident.single_step import SingleStep
 from flashrnn.directions import is_faster
 from flashrnn.dispatch import choose
@@ -75,7 +75,7 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
         if training:
             x, *end = _run_layer((not time_major, bidirectional, recurrent, found, reset), x, *joined, *states)
         else:
-            x, _, end, _ = _results(found[1], x, *joined, states, reset, training=False)
+            x, _, end, _ = found[1].of_layer(x, *joined, states, reset, training=False)
         ends.append([_by_direction(state) for state in end] if bidirectional else end)
     return x, last_states(ends)
 
@@ -129,7 +129,7 @@ class _Layer(torch.autograd.Function):
         b_dtype = None if b is None else b.dtype
         if b is None:
             b = x.new_zeros(len(recurrent.cell.gates), *R.shape[1:3], dtype=state_dtype(x.dtype))
-        out, aux, ends, gates = _results(forward, x, W, R, b, states, reset, training=True)
+        out, aux, ends, gates = forward.of_layer(x, W, R, b, states, reset, training=True)
         ctx.save_for_backward(x, W, out, R, b, reset, aux, gates, *states)
         ctx.set_materialize_grads(False)
         ctx.leading = 1  # arguments before x, which have no gradients
@@ -165,30 +165,6 @@ class _Layer(torch.autograd.Function):
 
 
 _run_layer = apply_of(_Layer)
-
-
-def _results(
-    forward: Forward | SingleStep,
-    x: Tensor,
-    W: Tensor,
-    R: Tensor,
-    b: Tensor | None,
-    states: Sequence[Tensor],
-    reset: Tensor | None,
-    training: bool,
-) -> tuple[Tensor, Tensor | None, Sequence[Tensor], Tensor | None]:
-    """Launch the kernels of a layer; `states` are its initial states, if any.
-
-    Return h in the layout of x, aux, the last states [1, B, H], and gates. aux and gates are None without `training`.
-    """
-    if isinstance(forward, SingleStep):
-        return forward(x, W, R, b, states, reset, training)
-    Wx = linear(x, W)
-    h = x.new_empty(*x.shape[:-1], forward.size)
-    last = x.new_empty(forward.states, forward.batch, forward.size, dtype=state_dtype(x.dtype))
-    aux, gates = forward.empty_residual(x) if training else (None, None)
-    forward.launch(Wx, R, b, joined_states(states) if states else None, reset, h, aux, last, gates)
-    return h, aux, each_state(last), gates
 
 
 def _is_mask(reset: Tensor, x: Tensor, batch: int, steps: int) -> bool:

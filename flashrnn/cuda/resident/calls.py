@@ -12,6 +12,7 @@ from itertools import count
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from flashrnn.cells import Cell
 from flashrnn.cuda.arguments import Argument
@@ -27,7 +28,16 @@ from flashrnn.cuda.sum_of_partials import sum_of_partials
 from flashrnn.cuda.weight_gradient import WeightGradient
 from flashrnn.cuda.zeros import zeros
 from flashrnn.memory_format import aligned, contiguous, empty_in_format
-from flashrnn.problem import Gradients, Inputs, StateGradients, States, empty_aux, empty_states, tf32_allowed
+from flashrnn.problem import (
+    Gradients,
+    Inputs,
+    StateGradients,
+    States,
+    empty_aux,
+    empty_states,
+    state_dtype,
+    tf32_allowed,
+)
 from flashrnn.products import constant, recurrent_only
 from flashrnn.residual import Residual, empty_gates, saturated
 
@@ -209,6 +219,28 @@ class Forward:
         h, last = [_empty(one, Wx) for one in self._made[:3:2]]
         self.launch(Wx, R, b, contiguous(states), reset, h, None, last, None)
         return h, last
+
+    def of_layer(
+        self,
+        x: Tensor,
+        W: Tensor,
+        R: Tensor,
+        b: Tensor | None,
+        states: Sequence[Tensor],
+        reset: Tensor | None,
+        training: bool,
+    ) -> tuple[Tensor, Tensor | None, Sequence[Tensor], Tensor | None]:
+        """Run a layer; return h in the layout of x, aux, the last states [1, B, H] and gates.
+
+        The arguments are those of `SingleStep.of_layer`; x has the layout of the calls, and reset is [B, T]. aux and
+        gates are None without `training`.
+        """
+        Wx = linear(x, W)
+        h = x.new_empty(*x.shape[:-1], self.size)
+        last = x.new_empty(self.states, self.batch, self.size, dtype=state_dtype(x.dtype))
+        aux, gates = self.empty_residual(x) if training else (None, None)
+        self.launch(Wx, R, b, joined_states(states) if states else None, reset, h, aux, last, gates)
+        return h, aux, each_state(last), gates
 
     def empty_residual(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return memory for aux and gates, as `launch` takes it, on the device of x."""

@@ -45,7 +45,7 @@ class SingleStep:
         self._residual = [(tuple(one.shape), one.dtype) for one in residual]
         self._initial, self._zeros = [f"initial_{i}" for i in range(self.states)], [None] * self.states
 
-    def __call__(
+    def of_layer(
         self,
         x: Tensor,
         W: Tensor,
