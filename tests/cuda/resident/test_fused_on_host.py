@@ -526,7 +526,7 @@ def test_cuda_layer_launches_these_kernels(on_host, monkeypatch, steps, options,
     monkeypatch.setattr(calls, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
     monkeypatch.setattr(cuda_layer, "on_gpu", lambda x: True)
     monkeypatch.setattr(cuda_layer, "is_faster", lambda *_: True)
-    monkeypatch.setattr(cuda_layer, "joined_states", torch.cat)  # no address: it is invalid in another process
+    monkeypatch.setattr(calls, "joined_states", torch.cat)  # no address: it is invalid in another process
     cuda_layer._forward.cache_clear()
     torch.manual_seed(0)
     short = FlashRNN(6, backend="cuda_fused", dtype=torch.bfloat16, **options)
