@@ -27,7 +27,6 @@ RECORD = (
     Entry("calls", "benchmark calls"),
     Entry("normalised", "benchmark normalised"),
     Entry("nn_lstm", "benchmark nn_lstm"),
-    Entry("step", "benchmark step"),
     Entry("generation", "benchmark generation"),
     Entry("first_call", "benchmark first_call"),
     Entry("layers", "benchmark layers"),

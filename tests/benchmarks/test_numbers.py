@@ -10,7 +10,6 @@ from benchmarks import (
     figures,
     language_model,
     reference_cpu,
-    step,
     timing,
 )
 from benchmarks.cases import FORWARD, Case, Job
@@ -100,11 +99,6 @@ class TestLanguageModels:
         known = [row | {"attention_ms": {"cudnn": 80}} for row in rows[:2]]
         again = language_model.rows(list(ms), [16], [1], known)
         assert [(row["ms"], row.get("over_transformer")) for row in again] == [(120, None), (80, 1), (40, 0.5)]
-
-    def test_generation_step_is_compared_with_the_transformer(self, monkeypatch):
-        us = dict(zip(step.MODELS, (200.0, 50.0, 300.0, 100.0), strict=True))
-        monkeypatch.setattr(step, "_measure", us.get)
-        assert [row["over_transformer"] for row in step.rows()] == [1, 0.25, 1.5, 0.5]
 
 
 class TestProcessors:

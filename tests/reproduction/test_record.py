@@ -69,4 +69,4 @@ def test_command_lists_missing_results(monkeypatch, capsys, tmp_path):
     results.main()
     printed = capsys.readouterr().out
     assert f"1 of {len(record.RECORD)} results" in printed
-    assert "missing: step" in printed
+    assert "missing: sweep" in printed
