@@ -6,7 +6,7 @@
 // chunk's rows one after the other, which takes about 500 cycles.
 #pragma once
 #include "decoding/kernels/rows.cuh"
-#include "kernels/cluster.cuh"
+#include "kernels/ring.cuh"
 #include "kernels/vectors.cuh"
 
 constexpr int THREADS = 32 * WARPS;  // threads that multiply; one more warpgroup has the warp that copies
@@ -88,22 +88,7 @@ DEVICE int seq_tile() { return threadIdx.x / 32 / K_SLICES; }
 // Synchronises all threads that multiply.
 DEVICE void sync_consumers() { named_barrier<THREADS>(1); }
 
-// Full and empty mbarriers of each slot: its chunk has arrived; all warps have read it.
-struct alignas(8) Slots {
-  u64 full[SLOTS], empty[SLOTS];
-  // Called by one thread.
-  DEVICE void init() {
-    for (int i = 0; i < SLOTS; i++) barrier_init(shared_address(full + i)), barrier_init<WARPS>(shared_address(empty + i));
-  }
-};
-// The position of a warp in the ring of slots, and the parity of its mbarriers there.
-struct PipelineState {
-  int slot = 0;
-  u32 parity = 0;
-  DEVICE void next() {
-    if (++slot == SLOTS) slot = 0, parity ^= 1;
-  }
-};
+using Slots = RingBarriers<SLOTS, 1, WARPS>;
 
 // The producer: copies all chunks of this block, by eight lanes with one row each. A lane without a row skips a chunk,
 // which can only be the last one: otherwise it could fall behind by two phases of a barrier, and wait for one that is
@@ -112,7 +97,7 @@ struct WeightProducer {
   const Model& model;
   const weight* head;
   u32 chunks, full, empty;  // shared-memory addresses
-  PipelineState pipe;
+  RingPosition<SLOTS> pipe;
 
   DEVICE WeightProducer(const Model& model, const weight* head, void* chunks, Slots& slots)
       : model(model), head(head), chunks(shared_address(chunks)), full(shared_address(slots.full)),
@@ -178,7 +163,7 @@ DEVICE uint4 widened(uint2 words) {
 // The chunks from the view of a consumer, a warp that multiplies them.
 struct Weights {
   u32 chunks, full, empty;  // shared-memory addresses
-  PipelineState pipe;
+  RingPosition<SLOTS> pipe;
 
   DEVICE Weights(void* chunks, Slots& slots)
       : chunks(shared_address(chunks)), full(shared_address(slots.full)), empty(shared_address(slots.empty)) {}
@@ -194,7 +179,7 @@ struct Weights {
     const int lane = threadIdx.x % 32;
     each<K>([&](auto first) {
       if constexpr (first % AT_ONCE == 0) {
-        PipelineState pipes[AT_ONCE];
+        RingPosition<SLOTS> pipes[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < WARP_VECTORS; i += VECTORS_AT_ONCE) {
           W rows[AT_ONCE][VECTORS_AT_ONCE];
