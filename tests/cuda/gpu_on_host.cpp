@@ -120,6 +120,7 @@ void copy_wait_until(int pending) {
   for (; self->committed.size() > pending; self->committed.pop_front())
     for (const Copy& copy : self->committed.front()) perform(copy);
 }
+void complete_copies() { copy_commit(), copy_wait_until(0); }
 
 // Launches.
 

@@ -288,13 +288,14 @@ inline u32 __reduce_max_sync(u32, u32 x) {
   for (int mask = 16; mask > 0; mask /= 2) x = max(x, __shfl_xor_sync(~0u, x, mask));
   return x;
 }
-inline bool __any_sync(u32, u32 x) {
+inline u32 __ballot_sync(u32, u32 x) {
   show(&x, 1);
-  bool any = false;
-  for (int lane = 0; lane < 32; lane++) any |= of_lane(lane, 0) != 0;
+  u32 lanes = 0;
+  for (int lane = 0; lane < 32; lane++) lanes |= u32(of_lane(lane, 0) != 0) << lane;
   seen();
-  return any;
+  return lanes;
 }
+inline bool __any_sync(u32, u32 x) { return __ballot_sync(~0u, x) != 0; }
 
 template <class T>
 inline T __shfl_sync(u32, T x, int lane) { return shuffled(x, lane); }
@@ -435,6 +436,8 @@ inline void barrier_init(u32 barrier) {
   own<std::atomic<Phase>>(barrier)->store({0, ARRIVALS, ARRIVALS, 0}, std::memory_order_relaxed);
 }
 inline void barrier_arrive(u32 barrier) { dawdle(), own<u64>(barrier), change(barrier, 1, 0); }
+void complete_copies();
+inline void barrier_arrive_with_copies(u32 barrier) { complete_copies(), barrier_arrive(barrier); }
 inline void barrier_expect(u32 barrier, u32 bytes) { dawdle(), own<u64>(barrier), change(barrier, 1, int(bytes)); }
 inline void barrier_wait(u32 barrier, u32 parity) {
   auto* phase = own<std::atomic<Phase>>(barrier);

@@ -25,6 +25,10 @@ DEVICE void barrier_init(u32 barrier) {
 DEVICE void barrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// Arrives once when all asynchronous copies of this thread have been made.
+DEVICE void barrier_arrive_with_copies(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 // Loads 16 bytes from the shared memory of another block.
 DEVICE float4 load_remote(u32 remote) {
   float4 v;

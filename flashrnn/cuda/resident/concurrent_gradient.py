@@ -6,7 +6,7 @@ these count the chunks of steps that they have finished. It multiplies by wgmma,
 
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import torch
@@ -79,9 +79,9 @@ class Tiling:
     rows: int  # per load
     resumes: bool = False  # adds the rows that another kernel has left
 
-    @property
-    def threads(self) -> int:
-        return 2 * self.units
+    def threads(self, dtype: torch.dtype) -> int:
+        """Return the number of threads of a block: two for each unit, and with half types a warpgroup that copies."""
+        return 2 * self.units + (128 if dtype.itemsize == 2 else 0)
 
     def kernels(self, dtype: torch.dtype) -> "tuple[Tiling, ...]":
         """Return the tilings of the kernels that compute d_R: in float32, if tiles take turns, another kernel adds the
@@ -106,20 +106,21 @@ class Tiling:
         return self.step(spec) <= step + _product(spec) * batch * spec.heads * gates * head_dim**2
 
     def ahead(self, spec: KernelSpec) -> int | None:
-        """Return by how many loads asynchronous copies are ahead (none in float32). None if the loads do not fit."""
-        pipeline = _pipeline(spec)
+        """Return by how many loads the copies of TF32 are ahead, otherwise 0. None if the loads do not fit."""
+        pipeline, threads = _pipeline(spec), self.threads(spec.dtype)
         stage = pipeline.splits * 2 * (self.units + -(-self.columns // _BLOCK) * _BLOCK) * self.rows
-        free = spec.gpu.shared_per_block - pipeline.stages * stage
+        barriers = 16 if spec.dtype.itemsize == 2 else 0
+        free = spec.gpu.shared_per_block - pipeline.stages * (stage + barriers)
         if free < 0:
             return None
         if spec.dtype.itemsize == 2:
-            return pipeline.stages - 2
+            return 0
         if not spec.variant.tf32:  # loads are in registers
-            registers = self.columns + self.rows * (self.units + self.columns) // self.threads + _OTHER_REGISTERS
-            return 0 if registers <= min(255, spec.gpu.registers // self.threads) else None
+            registers = self.columns + self.rows * (self.units + self.columns) // threads + _OTHER_REGISTERS
+            return 0 if registers <= min(255, spec.gpu.registers // threads) else None
         # Rows of h that are copied together: H_AT_ONCE in gradient_rows.cuh.
-        at_once = 2 ** ((4 * self.threads // self.columns).bit_length() - 1)
-        copied = 16 * self.threads * (self.rows // 8 + -(-self.rows // at_once))
+        at_once = min(2 ** ((threads // (-(-self.columns // 32) * 8)).bit_length() - 1), 32)
+        copied = 16 * threads * (self.rows // 8 + self.rows // at_once)
         fewest, most = _LOADS_AHEAD
         return min(free // copied, most) if free >= fewest * copied else None
 
@@ -213,7 +214,7 @@ class ConcurrentGradient:
 @cache
 def _kernel(spec: KernelSpec, tiling: Tiling, device: int) -> LoadedKernel:
     # All of the shared memory, so that each block gets a multiprocessor that the loop does not use.
-    shape = tiling.threads, spec.gpu.shared_per_block, 1, False
+    shape = tiling.threads(spec.dtype), spec.gpu.shared_per_block, 1, False
     dependent = not tiling.resumes
     return load(compile_kernel(spec, tiling), parameters.concurrent_gradient(spec), device, *shape, dependent)
 
@@ -233,29 +234,39 @@ def compile_kernel(spec: KernelSpec, tiling: Tiling) -> Binary:
 def prelude(spec: KernelSpec, tiling: Tiling) -> str:
     """Return the printed source before the header."""
     sizes, indices = sizes_and_indices(spec)
+    second = _second_column(spec, tiling)
     constants = {
         "UNITS": tiling.units,
         "COLUMNS": tiling.columns,
+        "SECOND_COLUMN": second,
         "TILES": tiling.tiles,
         "ROWS": tiling.rows,
         "STAGES": _pipeline(spec).stages,
         "AHEAD": tiling.ahead(spec),
-        "THREADS": tiling.threads,
+        "THREADS": tiling.threads(spec.dtype),
         "CHUNK_UNIT": CHUNK_UNIT,
         "TURN_STEPS": _TURN_STEPS,
         "RESUMES": tiling.resumes,
         "SHARED_BYTES_EXPECTED": spec.gpu.shared_per_block,
     }
     source = definitions(spec.dtype, sizes | constants, indices, spec.variant.tf32)
-    return "\n".join((source, declaration(parameters.concurrent_gradient(spec)), *_wgmma_of(tiling.columns)))
+    return "\n".join((source, declaration(parameters.concurrent_gradient(spec)), *_wgmma_of(tiling.columns, second)))
 
 
-def _wgmma_of(columns: int) -> tuple[str, str]:
-    """Return the wgmma instruction for this number of columns, and its operands, as resident/kernels/warpgroup.cuh
-    takes them."""
-    sums = range(columns // 2)
-    numbers, operands = ", ".join(f"%{i}" for i in sums), ", ".join(f'"+f"(c[{i}])' for i in sums)
-    left, right, adds = (f"%{columns // 2 + i}" for i in range(3))
-    name = f'"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32." MMA_TYPE "." MMA_TYPE'
-    product = f'"setp.ne.b32 add, {adds}, 0; " {name} " {{{numbers}}}, {left}, {right}, add, 1, 1, 1, 1;"'
-    return f"#define WGMMA {product}", f"#define WGMMA_SUMS(c) {operands}"
+def _second_column(spec: KernelSpec, tiling: Tiling) -> int:
+    """Return the first column of the second of two wgmma instructions; all columns if there is one. With three
+    warpgroups that multiply and one that copies, the compiler refuses an instruction for more columns."""
+    return 128 if tiling.threads(spec.dtype) == 512 and tiling.columns > 200 else tiling.columns
+
+
+def _wgmma_of(columns: int, second: int) -> tuple[str, str]:
+    """Return the wgmma instructions for `columns` columns, of which the second begins at column `second`, and their
+    operands, as resident/kernels/warpgroup.cuh takes them."""
+    operands = ", ".join(f'"+f"(c[{i}])' for i in range(columns // 2))
+    left, right, adds = columns // 2, columns // 2 + 1, columns // 2 + 3
+    product = f"setp.ne.b32 add, %{adds}, 0;"
+    for i, (first, end) in enumerate(pairwise(sorted({0, second, columns}))):
+        sums = ", ".join(f"%{i}" for i in range(first // 2, end // 2))
+        name = f'wgmma.mma_async.sync.aligned.m64n{end - first}k16.f32." MMA_TYPE "." MMA_TYPE "'
+        product += f" {name} {{{sums}}}, %{left}, %{right + i}, add, 1, 1, 1, 1;"
+    return f'#define WGMMA "{product}"', f"#define WGMMA_SUMS(c) {operands}"

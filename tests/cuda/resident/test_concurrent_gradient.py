@@ -77,7 +77,7 @@ def on_host(monkeypatch):
         @cache
         def kernel(spec, tiling, device):
             header, text = "resident/kernels/concurrent_gradient.cuh", prelude(spec, tiling)
-            shape, own = (None, tiling.threads, H100.shared_per_block), parameters.concurrent_gradient(spec)
+            shape, own = (None, tiling.threads(spec.dtype), H100.shared_per_block), parameters.concurrent_gradient(spec)
             if tiling.resumes:
                 return HostKernel(compile_for_host("flashrnn_concurrent_gradient", text, header), own, *shape)
             loop = f"constexpr bool BEGINS_LATE = {int(late)};" + LOOP

@@ -6,13 +6,19 @@
 // Float32, whose products take longer: a block of several tiles stops at the end of the turn during which the loop has
 // ended. Another kernel (RESUMES) adds the remaining rows, with a block for each tile: all multiprocessors are free then.
 #pragma once
+#include "kernels/ring.cuh"
 #include "resident/kernels/gradient_rows.cuh"
 
-static_assert(THREADS == 2 * UNITS);  // one warpgroup for 64 units
-static_assert(!RESUMES || TILES == 1);
+constexpr int MULTIPLYING = 2 * UNITS;  // threads: a warpgroup for 64 units
+static_assert(THREADS == MULTIPLYING + (BYTES == 2 ? COPYING : 0));
+// With 512 threads, those that multiply half types take registers from those that copy: enough for their sums.
+constexpr bool TAKES_REGISTERS = THREADS == 512;
+constexpr int REGISTERS = COLUMNS > 248 ? 160 : 152;
 constexpr bool STOPS = TILES > 1 && BYTES == 4;
 constexpr int FEW_STEPS = 48;  // that a block adds itself, because launching the other kernel takes about as long
-static_assert(STAGES > (BYTES == 2 ? 2 : 1) && SHARED_BYTES_EXPECTED >= STAGES * STAGE + AHEAD * COPIED);
+// Half types: each thread that copies arrives at a stage's mbarrier, and each warp that multiplies at the other one.
+using Barriers = RingBarriers<STAGES, COPYING, MULTIPLYING / 32>;
+static_assert(STAGES > 1 && SHARED_BYTES_EXPECTED >= STAGES * STAGE + (BYTES == 2 ? int(sizeof(Barriers)) : AHEAD * COPIED));
 
 // The sums that a warpgroup computes.
 struct Sums {
@@ -49,16 +55,16 @@ struct Sums {
   }
   // Returns the address of the thread's sums of one of the block's tiles in memory.
   DEVICE static float4* saved(float* memory, int tile) {
-    return reinterpret_cast<float4*>(memory) + (i64(blockIdx.x) * TILES + tile) * (COLUMNS / 8 * THREADS) + threadIdx.x;
+    return reinterpret_cast<float4*>(memory) + (i64(blockIdx.x) * TILES + tile) * (COLUMNS / 8 * MULTIPLYING) + threadIdx.x;
   }
   DEVICE void save(float4* to) const {
 #pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i += 4) to[i / 4 * THREADS] = make_float4(c[i], c[i + 1], c[i + 2], c[i + 3]);
+    for (int i = 0; i < COLUMNS / 2; i += 4) to[i / 4 * MULTIPLYING] = make_float4(c[i], c[i + 1], c[i + 2], c[i + 3]);
   }
   DEVICE void load(const float4* from) {
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i += 4) {
-      const float4 sums = from[i / 4 * THREADS];
+      const float4 sums = from[i / 4 * MULTIPLYING];
       c[i] = sums.x, c[i + 1] = sums.y, c[i + 2] = sums.z, c[i + 3] = sums.w;
     }
   }
@@ -129,7 +135,7 @@ struct Loads {
   RowSource source;
   Cursor at;
   int counted = 0;  // STOPS: the number of chunks that the loop counts
-  u32 done = 0;     // thread 0: how many of its blocks had counted the last one, when the last load of a turn began
+  u32 done = 0;     // first thread: how many of its blocks had counted the last one, when the last load of a turn began
   DEVICE Loads(const Params& params, const Rows& rows, int first)
       : progress(params.progress), producers(u32(params.producers)), turns(rows, first), source(rows, tile_of_block(turns.tile())) {
     if (!STOPS) return;
@@ -141,19 +147,20 @@ struct Loads {
     if (!STOPS || turns.count == 0 || turns.most_left() <= FEW_STEPS) return false;
     return __syncthreads_or(threadIdx.x == 0 && done == producers);
   }
-  // Waits until the rows of the next load have been written; returns false if there is none.
+  // Waits until the rows of the next load have been written; returns false if there is none. All threads that copy call
+  // this.
   DEVICE bool ready() {
     if (turns.left > 0) return true;
     if (are_left_over()) turns.last = turns.count;
     if (turns.over()) return false;
     if (turns.next()) {
       if (turns.end < turns.steps) {
-        if (threadIdx.x == 0) await(progress + turns.chunks - 1, producers);
+        if (copier() == 0) await(progress + turns.chunks - 1, producers);
       } else {
         wait_for_primary();
         if (VECTOR * BYTES < 16) invalidate_l1();  // copies of 16 bytes bypass L1, smaller ones do not
       }
-      __syncthreads();
+      named_barrier<COPYING>(1);
     }
     if (TILES > 1) source = RowSource(source.rows, tile_of_block(turns.tile()));
     at = source.first(turns.steps - turns.begin - CHUNK_UNIT);
@@ -206,20 +213,26 @@ DEVICE bool is_ready(Loads& loads, Products& products) {
   return found;
 }
 
-// Half types: asynchronous copies, AHEAD loads ahead. The products of up to two loads are in flight.
-DEVICE void add_halves(Products& products, Loads& loads, u32 shared) {
-  auto copy = [&](int stage) {
-    if (is_ready(loads, products)) copy_load(shared + stage * STAGE, loads.source, loads.at), loads.advance();
-    copy_commit();
-  };
-  for (int load = 0; load < AHEAD; load++) copy(load);
-  for (int stage = 0; !products.turns.over(); stage = stage + 1 == STAGES ? 0 : stage + 1) {
-    copy_wait<AHEAD - 1>();
+// Half types: all loads by a warpgroup of their own, as far ahead as there are stages.
+DEVICE void copy_halves(Loads& loads, u32 shared, Barriers& barriers) {
+  for (RingPosition<STAGES> at; loads.ready(); loads.advance(), at.next()) {
+    barrier_wait(shared_address(barriers.empty + at.slot), at.parity ^ 1);
+    copy_load(shared + at.slot * STAGE, loads.source, loads.at);
+    barrier_arrive_with_copies(shared_address(barriers.full + at.slot));
+  }
+}
+
+// Half types: the products of all loads. Those of up to two loads are in flight.
+DEVICE void add_halves(Products& products, u32 shared, Barriers& barriers) {
+  u32 previous = 0;  // mbarrier of the previous load
+  for (RingPosition<STAGES> at; !products.turns.over(); at.next()) {
+    barrier_wait(shared_address(barriers.full + at.slot), at.parity);
     fence_async_shared();
-    __syncthreads();
-    products.add(shared + stage * STAGE);
-    copy(stage + AHEAD < STAGES ? stage + AHEAD : stage - 2);
+    products.add(shared + at.slot * STAGE);
     warpgroup_wait<1>();  // for the products of the previous load
+    __syncwarp();
+    if (previous && threadIdx.x % 32 == 0) barrier_arrive(previous);
+    previous = shared_address(barriers.empty + at.slot);
   }
   warpgroup_wait<0>();
 }
@@ -267,6 +280,39 @@ DEVICE void add_floats(Products& products, Loads& loads, u32 shared) {
   products.sums.round();
 }
 
+DEVICE void run_halves(const Params& params, char* memory) {
+  const Rows rows(params);
+  const u32 shared = shared_address(memory);
+  Barriers& barriers = *reinterpret_cast<Barriers*>(memory + STAGES * STAGE);
+  if (threadIdx.x == 0) barriers.init();
+  __syncthreads();
+  if (threadIdx.x >= MULTIPLYING) {
+    if constexpr (TAKES_REGISTERS) give_registers<512 - 3 * REGISTERS>();
+    Loads loads(params, rows, 0);
+    copy_halves(loads, shared, barriers);
+  } else {
+    if constexpr (TAKES_REGISTERS) take_registers<REGISTERS>();
+    Products products(params, rows, 0);
+    add_halves(products, shared, barriers);
+    products.put_aside(products.turns.tile());  // whose sums are in registers
+  }
+}
+
+DEVICE void run_floats(const Params& params, char* memory) {
+  const Rows rows(params);
+  const int first = RESUMES ? params.added[blockIdx.x] : 0;
+  if (RESUMES && first == rows.steps) return;
+  Loads loads(params, rows, first);
+  Products products(params, rows, first);
+  if constexpr (COPIES_FLOATS) add_copied_floats(products, loads, shared_address(memory));
+  else add_floats(products, loads, shared_address(memory));
+  products.put_aside(products.turns.tile());  // whose sums are in registers
+  if constexpr (STOPS) {
+    if (threadIdx.x < TILES) params.added[blockIdx.x * TILES + threadIdx.x] = products.turns.added(threadIdx.x);
+    wait_for_primary();  // the kernel after this one also reads what the loop has written
+  }
+}
+
 // Params: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> d_R. Batch and time of d_x,
 // d_u and h may be swapped in memory: consecutive steps are row_t rows apart. Each of the loop's `producers` blocks
 // increments the word in `progress` of each finished chunk except the last. With several tiles, `sums` is memory for
@@ -275,17 +321,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_concurrent_gradient(PARAMETERS) {
   extern __shared__ __align__(1024) char memory[];
   const Params params{PARAMETER_NAMES};
-  const Rows rows(params);
-  const int first = RESUMES ? params.added[blockIdx.x] : 0;
-  if (RESUMES && first == rows.steps) return;
-  Loads loads(params, rows, first);
-  Products products(params, rows, first);
-  if constexpr (BYTES == 2) add_halves(products, loads, shared_address(memory));
-  else if constexpr (COPIES_FLOATS) add_copied_floats(products, loads, shared_address(memory));
-  else add_floats(products, loads, shared_address(memory));
-  products.put_aside(products.turns.tile());  // whose sums are in registers
-  if constexpr (STOPS) {
-    if (threadIdx.x < TILES) params.added[blockIdx.x * TILES + threadIdx.x] = products.turns.added(threadIdx.x);
-    wait_for_primary();  // the kernel after this one also reads what the loop has written
-  }
+  if constexpr (BYTES == 2) run_halves(params, memory);
+  else run_floats(params, memory);
 }

@@ -2,7 +2,6 @@
 // while the time loop writes them.
 #pragma once
 #include "resident/kernels/chunks.cuh"
-#include "kernels/previous_h.cuh"
 #include "resident/kernels/warpgroup.cuh"
 
 constexpr int TOGETHER = ROWS / CHUNK_UNIT;  // blocks of CHUNK_UNIT rows in a load
@@ -23,20 +22,23 @@ struct Tile {
                        column(i % COLUMN_TILES * COLUMNS) {}
 };
 
-constexpr int power_of_two(int most) { return most < 2 ? 1 : 2 * power_of_two(most / 2); }  // not greater than `most`
-
+// Threads that copy: with half types a warpgroup of their own; in float32, where numbers are split, those that multiply.
+constexpr int COPYING = BYTES == 2 ? 128 : THREADS;
+DEVICE int copier() { return threadIdx.x % COPYING; }
+// Returns how many rows, a power of two, all these threads can copy at once with `lanes` threads for a row.
+constexpr int rows_at_once(int lanes, int most = 32) { return most * lanes <= COPYING ? most : rows_at_once(lanes, most / 2); }
 // A thread copies the same columns of every AT_ONCE-th row of the gradients, and of every H_AT_ONCE-th row of h.
-constexpr int VECTORS = UNITS / VECTOR, AT_ONCE = THREADS / VECTORS;
-constexpr int H_VECTORS = COLUMNS / VECTOR, H_AT_ONCE = power_of_two(THREADS / H_VECTORS);
-constexpr int COPIES = ROWS / AT_ONCE, H_COPIES = (ROWS + H_AT_ONCE - 1) / H_AT_ONCE;
-static_assert(ROWS % AT_ONCE == 0 && H_COPIES <= 32);
+constexpr int VECTORS = UNITS / VECTOR, AT_ONCE = rows_at_once(VECTORS), COPIES = ROWS / AT_ONCE;
+constexpr int H_VECTORS = COLUMNS / VECTOR, H_LANES = (H_VECTORS + 7) / 8 * 8, H_AT_ONCE = rows_at_once(H_LANES);
+constexpr int H_COPIES = ROWS / H_AT_ONCE;
+static_assert(ROWS % 32 == 0);
 
 // The rows of a load: TOGETHER blocks of CHUNK_UNIT rows. There are as many blocks as sequences. In batch-major memory,
 // a block is CHUNK_UNIT steps of one sequence; in time-major memory, the blocks are CHUNK_UNIT steps of all sequences,
 // in memory order.
 struct Cursor {
-  int step, block;                            // the first step and block; steps before the beginning are negative
-  unsigned char reset[RESET ? H_COPIES : 1];  // of the rows of h that the thread copies
+  int step, block;                             // the first step and block; steps before the beginning are negative
+  unsigned char reset[RESET ? ROWS / 32 : 1];  // whether a reset precedes the step of rows lane, lane + 32, ...
   DEVICE void advance(int sequences) {
     block += TOGETHER;
     if (block >= sequences) block = 0, step -= CHUNK_UNIT;
@@ -59,11 +61,11 @@ struct RowSource {
   Rows rows;
   const scalar* gradients;  // the thread's columns in row 0
   i64 stride;               // between rows
-  int head_column;              // the thread's column of h in a row [N, D]
+  int head_column;          // the thread's column of h in a row [N, D]
   bool has_units, has_column;
   DEVICE RowSource(const Rows& rows, const Tile& tile) : rows(rows), gradients(rows.d_x), stride(0), head_column(0) {
-    const int unit = tile.unit + threadIdx.x % VECTORS * VECTOR, gate = unit / D;
-    const int column = tile.column + threadIdx.x % H_VECTORS * VECTOR;
+    const int unit = tile.unit + copier() % VECTORS * VECTOR, gate = unit / D;
+    const int column = tile.column + copier() % H_LANES * VECTOR;
     has_units = tile.head < HEADS && gate < GR;
     has_column = tile.head < HEADS && column < D;
     if (has_column) head_column = tile.head * D + column;
@@ -72,7 +74,8 @@ struct RowSource {
     stride = (from_x ? GI : GU) * ROW;
     gradients = (from_x ? rows.d_x + INPUT_OF[gate] * ROW : rows.d_u + RECURRENT_ONLY_OF[gate] * ROW) + tile.head * D + unit % D;
   }
-  DEVICE static bool copies_h() { return threadIdx.x / H_VECTORS < min(H_AT_ONCE, ROWS); }
+  DEVICE static bool copies_gradients() { return copier() < AT_ONCE * VECTORS; }
+  DEVICE static bool copies_h() { return copier() < H_AT_ONCE * H_LANES && copier() % H_LANES < H_VECTORS; }
 
   // Returns the first load from `step` on; advance() moves to the next one.
   DEVICE Cursor first(int step) const {
@@ -83,51 +86,49 @@ struct RowSource {
   DEVICE void advance(Cursor& at) const { at.advance(rows.sequences), read_resets(at); }
 
   // Calls left(i, from, valid) for each copy i of the thread from the gates' gradients, and right(i, from, valid) for
-  // those from h. Copies that are not `valid` write zeros.
+  // those from h. Copies that are not `valid` write zeros. All lanes of a warp call this.
   template <class Left, class Right>
   DEVICE void each_row(const Cursor& at, Left left, Right right) const {
     const bool batch_outside = rows.batch_outside();
     const i64 first = batch_outside ? i64(at.block) * rows.steps + at.step : i64(at.step) * rows.sequences + at.block * CHUNK_UNIT;
     const int apart = batch_outside ? rows.steps : CHUNK_UNIT;  // rows between consecutive blocks
     auto offset = [&](int row) { return i64(row / CHUNK_UNIT) * apart + row % CHUNK_UNIT; };
-    const int own = threadIdx.x / VECTORS, own_h = threadIdx.x / H_VECTORS;
-    u32 zero = 0;  // one bit for each copy of h: whether a reset precedes its step
+    const int own = copier() / VECTORS, own_h = copier() / H_LANES;
+    u32 resets[ROWS / 32];  // a bit for each row, from the thread's first on: whether a reset precedes its step
 #pragma unroll
-    for (int i = 0; RESET && i < H_COPIES; i++) zero |= u32(at.reset[i] != 0) << i;
+    for (int i = 0; i < ROWS / 32; i++) resets[i] = RESET ? __ballot_sync(~0u, at.reset[i]) >> own_h : 0;
+    const scalar* from = gradients + (first + offset(own)) * stride;
+    const scalar* from_h = rows.h + (first + offset(own_h) - rows.row_t) * ROW + head_column;
+    auto reset = [&](int i) { return RESET && resets[i * H_AT_ONCE / 32] >> i * H_AT_ONCE % 32 & 1; };
     const int blocks = rows.sequences - at.block;  // that exist, of the load's
-    if (at.step > 0) {  // no row is a first step
-      const scalar* from = gradients + (first + offset(own)) * stride;
-      const scalar* from_h = rows.h + (first + offset(own_h) - rows.row_t) * ROW + head_column;
+    // In batch-major memory, rows of a block, else rows of the load: before the first step, and up to its end.
+    const int none = batch_outside ? -at.step : int(max(-first, i64(0)));
+    const int initial = batch_outside ? 1 - at.step : int(max(rows.sequences - first, i64(0)));
+    if (initial <= 0) {  // no row is a first step
       auto each = [&](auto exists) {
 #pragma unroll
-        for (int i = 0; i < COPIES; i++) left(i, from + offset(i * AT_ONCE) * stride, has_units && exists(own + i * AT_ONCE));
+        for (int i = 0; i < COPIES; i++)
+          if (copies_gradients()) left(i, from + offset(i * AT_ONCE) * stride, has_units && exists(own + i * AT_ONCE));
 #pragma unroll
         for (int i = 0; i < H_COPIES; i++)
-          if (copies_h()) right(i, from_h + offset(i * H_AT_ONCE) * ROW, has_column && exists(own_h + i * H_AT_ONCE) && !(zero >> i & 1));
+          if (copies_h()) right(i, from_h + offset(i * H_AT_ONCE) * ROW, has_column && exists(own_h + i * H_AT_ONCE) && !reset(i));
       };
       if (blocks >= TOGETHER) each([](int) { return true; });
       else each([&](int row) { return row / CHUNK_UNIT < blocks; });
     } else {
-      auto exists = [&](int row) {
-        return row / CHUNK_UNIT < blocks && (batch_outside ? at.step + row % CHUNK_UNIT : first + row) >= 0;
-      };
-      auto h_before = [&](int row) -> const scalar* {
-        const i64 index = first + offset(row), sequence = batch_outside ? at.block + row / CHUNK_UNIT : index;
-        const bool first_step = batch_outside ? at.step + row % CHUNK_UNIT == 0 : index < rows.sequences;
-        return previous_h(rows.h, rows.initial, index, i64(rows.row_t), first_step, [&] { return sequence; });
-      };
-      constexpr int UNROLLED = BYTES == 2 || AHEAD > 0 ? 1 : ROWS;  // registers cannot be indexed dynamically
+      auto in_block = [&](int row) { return batch_outside ? row % CHUNK_UNIT : row; };
+      auto exists = [&](int row) { return row / CHUNK_UNIT < blocks && in_block(row) >= none; };
+      const scalar* from_initial = rows.initial + (batch_outside ? at.block : first) * ROW + head_column;
+      constexpr int UNROLLED = BYTES == 2 ? 4 : AHEAD > 0 ? 1 : ROWS;  // registers cannot be indexed dynamically
 #pragma unroll UNROLLED
-      for (int i = 0; i < COPIES; i++) {
-        const int row = own + i * AT_ONCE;
-        const bool valid = has_units && exists(row);
-        left(i, valid ? gradients + (first + offset(row)) * stride : gradients, valid);
-      }
+      for (int i = 0; i < COPIES; i++)
+        if (copies_gradients()) left(i, from + offset(i * AT_ONCE) * stride, has_units && exists(own + i * AT_ONCE));
 #pragma unroll UNROLLED
-      for (int i = 0; i < H_COPIES && copies_h(); i++) {
+      for (int i = 0; i < H_COPIES; i++) {
         const int row = own_h + i * H_AT_ONCE;
-        const scalar* before = has_column && !(zero >> i & 1) && exists(row) ? h_before(row) : nullptr;
-        right(i, (before ? before : rows.h) + head_column, before);
+        const bool is_first = in_block(row) < initial;
+        const scalar* h = is_first ? from_initial + (batch_outside ? row / CHUNK_UNIT : row) * ROW : from_h + offset(i * H_AT_ONCE) * ROW;
+        if (copies_h()) right(i, h, has_column && exists(row) && !reset(i) && !(is_first && !rows.initial));
       }
     }
   }
@@ -137,13 +138,13 @@ struct RowSource {
     if constexpr (RESET) {
       const u32 sequences = rows.sequences, reciprocal = 0xffffffffu / sequences + 1;
 #pragma unroll
-      for (int i = 0; i < H_COPIES; i++) {
-        const u32 row = threadIdx.x / H_VECTORS + i * H_AT_ONCE, in_order = at.block * CHUNK_UNIT + row;
+      for (int i = 0; i < ROWS / 32; i++) {
+        const u32 row = threadIdx.x % 32 + i * 32, in_order = at.block * CHUNK_UNIT + row;
         // Exact for the 2 to 16,383 sequences of a loop that runs in one wave in time-major memory.
         const u32 later = rows.batch_outside() ? row % CHUNK_UNIT : __umulhi(in_order, reciprocal);
         const u32 sequence = rows.batch_outside() ? at.block + row / CHUNK_UNIT : in_order - later * sequences;
         const int step = at.step + int(later);
-        const bool exists = copies_h() && at.block + row / CHUNK_UNIT < sequences && step >= 0;
+        const bool exists = at.block + row / CHUNK_UNIT < sequences && step >= 0;
         at.reset[i] = exists ? rows.reset[i64(sequence) * rows.steps + step] : 0;
       }
     }
@@ -161,8 +162,8 @@ struct Destination {
   DEVICE static u32 further(u32 offset, int rows) { return (offset ^ rows % 8 * 16) + rows * BLOCK_ROW; }
   u32 left, right;
   DEVICE Destination(u32 stage)
-      : left(stage + in_blocks(threadIdx.x / VECTORS, threadIdx.x % VECTORS * VECTOR)),
-        right(stage + SPLITS * LEFT + in_blocks(threadIdx.x / H_VECTORS, threadIdx.x % H_VECTORS * VECTOR)) {}
+      : left(stage + in_blocks(copier() / VECTORS, copier() % VECTORS * VECTOR)),
+        right(stage + SPLITS * LEFT + in_blocks(copier() / H_LANES, copier() % H_LANES * VECTOR)) {}
   DEVICE u32 left_row(int i) const { return further(left, i * AT_ONCE); }
   DEVICE u32 right_row(int i) const { return further(right, i * H_AT_ONCE); }
 };
