@@ -1,12 +1,15 @@
-"""From a spec to a compiled kernel: the best tiling by estimate or, if it spills, one that needs fewer registers."""
+"""From a spec to a compiled kernel: the best tiling by estimate or, if it spills in the time loop, one that needs fewer
+registers."""
 
 import logging
 from collections.abc import Iterator
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 
+from flashrnn.cells.trace import trace
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.build import Binary, build
+from flashrnn.cuda.machine_code import spills_between_products
 from flashrnn.cuda.resident import solver, tiling
 from flashrnn.cuda.resident.source import prelude
 from flashrnn.cuda.resident.tiling import Tiling
@@ -15,10 +18,14 @@ from flashrnn.cuda.spec import KernelSpec
 
 logger = logging.getLogger("flashrnn")
 
-_NEAR = 64  # of the next solutions, among which one with less of R in registers is looked for
+_NEAR = 64  # of the next solutions, among which those with less of R in registers are looked for
 _LESS = 2  # attempts with less of R in registers, before other tilings
+_LESS_IN_ALL = 3  # if one of these fits, but spills in the loop
 _ATTEMPTS = 6  # tilings to compile before the one that spills least is used
-SPILLED = 168  # bytes per thread that may spill: so few spill before the time loop, more might in it
+_STAGES = 4  # with fewer, steps wait for their inputs
+_FEW = 2  # instructions for spilled registers among the loop's products: reading more of R takes longer
+_LITTLE = 64  # bytes per thread
+SPILLED = 168  # bytes per thread that may spill, if few instructions of the loop load or store any of it
 
 
 def compile_best(spec: KernelSpec) -> tuple[Binary, Tiling]:
@@ -33,33 +40,59 @@ def compile_best(spec: KernelSpec) -> tuple[Binary, Tiling]:
     return binary, solver.for_batch(spec, choice)
 
 
+_Compiled = tuple[Binary, Tiling]
+
+
 @cache
-def _compile_bucket(spec: KernelSpec) -> tuple[Binary, Tiling]:
-    """Return the first of `_candidates` that spills little or, of the first _ATTEMPTS, the one that spills least."""
-    tried: list[tuple[Binary, Tiling]] = []
-    for choice in _candidates(spec):
-        if any(_needs_as_many_registers(choice, other) for _, other in tried):
-            continue
-        tried.append((compile_tiling(spec, choice), choice))
-        in_loop = 4 * tiling.spillable(spec, choice.grid)
-        if tried[-1][0].spilled <= SPILLED + in_loop or len(tried) == _ATTEMPTS:
-            break
-    binary, choice = min(tried, key=lambda candidate: candidate[0].spilled)
+def _compile_bucket(spec: KernelSpec) -> _Compiled:
+    """Return the best tiling by estimate or, if it spills much or in the time loop, one that spills less."""
+    found = solver.tilings(spec)
+    best = next(found)
+    tried = [(compile_tiling(spec, best), best)]
+    if not _fits(spec, tried[0]) or _spills(spec, tried[0])[0] > _FEW:
+        _compile_others(spec, tried, found)
+    fitting = [one for one in tried if _fits(spec, one)]
+    if fitting:
+        binary, choice = min(fitting, key=lambda one: _spills(spec, one))
+    else:
+        binary, choice = min(tried, key=lambda one: one[0].spilled)
     logger.info("%s: %s, compiled %d", spec, choice, len(tried))
     return binary, choice
 
 
-def _candidates(spec: KernelSpec) -> Iterator[Tiling]:
-    """Yield the best tiling by estimate, the same with a little less of R in registers, and the others."""
-    found = solver.tilings(spec)
-    best = next(found)
-    yield best
-    near = list(islice(found, _NEAR))
+def _compile_others(spec: KernelSpec, tried: list[_Compiled], found: Iterator[Tiling]) -> None:
+    """Add to `tried`, which holds the best tiling by estimate, the same with less of R in registers, until one fits. If
+    its loop has more than a few instructions for spilled registers, go on until one spills little. If none fits, add
+    tilings of `found` until one does."""
+    best, near = tried[0][1], list(islice(found, _NEAR))
     alike = {one.register_fragments: one for one in reversed(near) if one.distribution == best.distribution}
     fewer = sorted((fragments for fragments in alike if fragments < best.register_fragments), reverse=True)
-    yield from (alike[fragments] for fragments in fewer[:_LESS])
-    yield from near
-    yield from found
+    for choice in (alike[fragments] for fragments in fewer[:_LESS_IN_ALL]):
+        fitted = any(_fits(spec, one) for one in tried)
+        if choice.stages < min(best.stages, _STAGES) if fitted else len(tried) > _LESS:
+            break
+        tried.append((compile_tiling(spec, choice), choice))
+        in_loop, much = _spills(spec, tried[-1])
+        if _fits(spec, tried[-1]) and (not (in_loop or much) if fitted else in_loop <= _FEW):
+            return
+    for choice in chain(near, found):
+        if any(_fits(spec, one) for one in tried) or len(tried) == _ATTEMPTS:
+            return
+        if not any(_needs_as_many_registers(choice, other) for _, other in tried):
+            tried.append((compile_tiling(spec, choice), choice))
+
+
+def _fits(spec: KernelSpec, one: _Compiled) -> bool:
+    binary, choice = one
+    return binary.spilled <= SPILLED + 4 * tiling.spillable(spec, choice.grid)
+
+
+def _spills(spec: KernelSpec, one: _Compiled) -> tuple[int, bool]:
+    """Return how many instructions load or store spilled registers among the loop's products, and whether more spills
+    than a little. The former is 0 where it was not timed: in float32, and if steps reduce over units."""
+    binary = one[0]
+    timed = binary.spilled and spec.dtype.itemsize == 2 and not trace(spec.cell).reduces
+    return sum(spills_between_products(binary.code)) if timed else 0, binary.spilled > _LITTLE
 
 
 def compile_tiling(spec: KernelSpec, choice: Tiling) -> Binary:

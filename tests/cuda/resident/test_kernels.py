@@ -1,7 +1,6 @@
 """All kernels compile for all architectures, without register spills."""
 
 import itertools
-import struct
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 
 from flashrnn import get_cell
 from flashrnn.cuda.build import Binary
+from flashrnn.cuda.machine_code import spills_between_products
 from flashrnn.cuda.resident.kernel import SPILLED, compile_best
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
@@ -57,11 +57,9 @@ def test_wide_heads_spill_only_before_the_time_loop(direction, gpu, cell):
 
 def assert_spills_before_the_loop(binary: Binary, loads: int) -> None:
     assert binary.spilled <= SPILLED
-    operations = machine_operations(binary.code)
-    products = [k for k, operation in enumerate(operations) if operation == MMA]
-    loop = operations[products[0] : products[-1]]
-    assert STORE_LOCAL not in loop
-    assert loop.count(LOAD_LOCAL) <= loads
+    found, stores = spills_between_products(binary.code)
+    assert found <= loads
+    assert not stores
 
 
 VARIANTS = {
@@ -112,18 +110,3 @@ def test_no_register_spills_in_user_cells(direction, cell):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_no_register_spills_for_padded_heads(direction, head_dim):
     assert compiled(direction, "gru", head_dim).spilled == 0
-
-
-# Opcodes: the lower 12 bits of a 16-byte instruction, the same from sm_80 to sm_100.
-MMA, LOAD_LOCAL, STORE_LOCAL = 0x23C, 0x983, 0x387
-
-
-def machine_operations(cubin: bytes) -> list[int]:
-    """Return the opcodes of the instructions of the only kernel in an ELF file, in order."""
-    (sections,) = struct.unpack_from("<Q", cubin, 0x28)
-    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
-    headers = [struct.unpack_from("<IIQQQQ", cubin, sections + k * size) for k in range(count)]
-    for name, _, _, _, offset, length in headers:
-        if cubin.startswith(b".text.flashrnn", headers[names][4] + name):
-            return [struct.unpack_from("<H", cubin, at)[0] & 0xFFF for at in range(offset, offset + length, 16)]
-    raise AssertionError("no kernel in this file")
