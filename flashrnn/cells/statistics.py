@@ -10,7 +10,7 @@ as it was stored after the step. It is therefore stored in the state dtype (`pro
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from flashrnn.cells.graph import REDUCTIONS, TRUTH, Graph
+from flashrnn.cells.graph import REDUCTIONS, TRUTH, Graph, moved
 
 
 class Normalised(NamedTuple):
@@ -75,6 +75,7 @@ def storing(step: Graph, statistics: Statistics) -> Graph:
     whole = Graph()
     new = whole.copy(step.outputs.values(), step)
     whole.outputs = {name: new[index] for name, index in step.outputs.items()}
+    whole.norms = moved(step.norms, new)
     after = {f"after_{state}": whole.outputs[f"new_{state}"] for state in statistics.after}
     here: dict[int, int] = {}
     for index in statistics.forward.needed(statistics.forward.outputs.values()):

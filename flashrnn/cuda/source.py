@@ -17,9 +17,15 @@ from flashrnn.residual import head_numbers
 _SCALAR = {torch.bfloat16: "SCALAR_BF16", torch.float16: "SCALAR_F16", torch.float32: "SCALAR_F32"}
 
 
-def cell_prelude(spec: KernelSpec, more: Mapping[str, int], scaled: bool = False, early: bool = False) -> str:
+def cell_prelude(
+    spec: KernelSpec,
+    more: Mapping[str, int],
+    scaled: bool = False,
+    early: bool = False,
+    of_centred: bool = False,
+) -> str:
     """Return the source that all kernels of a cell need. `more`: further constants of this kernel; `scaled`: SCALED in
-    kernels/common.cuh; `early`: see `head_functions`."""
+    kernels/common.cuh; `early`, `of_centred`: see `head_functions`."""
     cell, variant, found = spec.cell, spec.variant, exchanges(spec.cell, spec.direction)
     reduces, statistics = trace(cell).reduces, trace(cell).statistics
     constants = {
@@ -62,7 +68,7 @@ def cell_prelude(spec: KernelSpec, more: Mapping[str, int], scaled: bool = False
             f"#define REDUCES {int(reduces)}",
             '#include "kernels/math.cuh"',
             aux_number,
-            head_functions(cell, early) if reduces else cell_functions(cell),
+            head_functions(cell, early, of_centred) if reduces else cell_functions(cell),
         ]
     )
 

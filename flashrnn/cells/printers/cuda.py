@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from flashrnn.cells.centring import MEAN_SQUARE, centred
 from flashrnn.cells.definition import Cell
 from flashrnn.cells.graph import REDUCTIONS, TRUTH, Graph, Node
 from flashrnn.cells.hoisting import Hoisted
+from flashrnn.cells.printers.early import Late, late_inputs, with_early
 from flashrnn.cells.printers.functions import Function, functions
 from flashrnn.cells.printers.phases import phases
 from flashrnn.cells.printers.printing import EVERYWHERE, operations, write
@@ -75,14 +77,7 @@ def operation_count(cell: Cell, direction: str) -> int:
     return sum(graph.nodes[k].op not in ("input", "const") for k in graph.needed(graph.outputs.values()))
 
 
-class Late(NamedTuple):
-    """Inputs that a function requests as late as possible: `late` writes them to the array of their group."""
-
-    group: str
-    names: tuple[str, ...]
-
-
-def head_functions(cell: Cell, early: bool = False) -> str:
+def head_functions(cell: Cell, early: bool = False, of_centred: bool = False) -> str:
     """Return the text of `cells_forward` and `cells_backward` of a cell that reduces over the units of a head.
 
     They compute the CELLS cells of a thread, phase by phase. Between phases, `units.reduce` reduces over units
@@ -91,11 +86,15 @@ def head_functions(cell: Cell, early: bool = False) -> str:
     gates, which the backward function reads (`cells.statistics`).
 
     `early`: `cells_forward_early` and `cells_backward_early` compute what depends neither on `late` nor on the states
-    before the step. Their results, `early`, are arguments of the two functions.
+    before the step. Their results, `early`, are arguments of the two functions, and known when `late` has been called.
+
+    `of_centred`: the recurrent gates of `cells_forward` are centred, and `late` also provides their mean square
+    (`cells.centring`).
     """
     texts = []
-    for direction, late in _late_inputs(cell).items():
-        parts = _with_early(cell, direction) if early else (_of_head(cell, direction),)
+    for direction, late in late_inputs(cell).items():
+        whole = _of_head(cell, direction, of_centred and direction == "forward")
+        parts = with_early(cell, whole, late) if early else (whole,)
         texts += [_head_function(part, late) for part in parts]
     return "\n\n".join(texts)
 
@@ -103,37 +102,8 @@ def head_functions(cell: Cell, early: bool = False) -> str:
 @cache
 def early_values(cell: Cell, direction: str) -> int:
     """Return the number of results `early` of a step "forward" or "backward"."""
-    return len(_with_early(cell, direction)[0].outputs["early"])
-
-
-def _late_inputs(cell: Cell) -> dict[str, Late]:
-    return {
-        "forward": Late("g", cell.recurrent_gates),
-        "backward": Late("d_new", tuple(f"d_new_{state}" for state in cell.states)),
-    }
-
-
-def _with_early(cell: Cell, direction: str) -> tuple[Function, Function]:
-    """Return the early part of a step, and the step as a function of its results.
-
-    What depends on constants alone is not among the results: the step computes it itself.
-    """
     whole = _of_head(cell, direction)
-    graph, late = whole.graph, {*_late_inputs(cell)[direction].names, *cell.states}
-
-    def depending(on: Callable[[str], bool]) -> list[bool]:
-        return graph.depending(lambda node: node.op == "input" and on(str(node.value)))
-
-    constants = {*cell.gates}.difference(cell.input_gates, cell.recurrent_gates)
-    is_late, varies = depending(late.__contains__), depending(lambda name: name not in constants)
-    order = graph.needed(graph.outputs.values())
-    used = set(graph.outputs.values()).union(*(graph.nodes[k].args for k in order if is_late[k]))
-    found = [k for k in order if k in used and varies[k] and not is_late[k] and graph.nodes[k].op != "input"]
-    names = {k: f"early{i}" for i, k in enumerate(found)}
-    inputs = {group: given for group, given in whole.inputs.items() if group == "g" or late.isdisjoint(given)}
-    results = {"early": tuple(names.values())}
-    early = Function(f"{whole.name}_early", graph.extract({names[k]: k for k in found}), inputs, results)
-    return early, whole._replace(graph=graph.extract(graph.outputs, names), inputs=whole.inputs | results)
+    return len(with_early(cell, whole, late_inputs(cell)[direction])[0].outputs["early"])
 
 
 def hoisted_function(parts: Hoisted, direction: str) -> tuple[str, int]:
@@ -151,7 +121,7 @@ def hoisted_function(parts: Hoisted, direction: str) -> tuple[str, int]:
     return _head_function(function, Late("", ())), max((one.vectors for one in found), default=1)
 
 
-def _of_head(cell: Cell, direction: str) -> Function:
+def _of_head(cell: Cell, direction: str, of_centred: bool = False) -> Function:
     (forward, factors, backward), graphs = functions(cell), trace(cell)
     statistics = graphs.statistics
     stored = tuple(f"stored_{gate}" if gate in statistics.normalised else gate for gate in cell.gates)
@@ -159,12 +129,11 @@ def _of_head(cell: Cell, direction: str) -> Function:
         whole = storing(graphs.forward, statistics)
         whole.outputs |= {gate: whole.input(gate) for gate in cell.gates}
         outputs = {**forward.outputs, "statistics": statistics.names, "stored": stored}
-        return Function(
-            "cells_forward",
-            whole.extract({name: whole.outputs[name] for group in outputs.values() for name in group}),
-            forward.inputs,
-            outputs,
-        )
+        step = whole.extract({name: whole.outputs[name] for group in outputs.values() for name in group})
+        inputs = forward.inputs
+        if of_centred:
+            step, inputs = centred(cell, step), {**inputs, "recurrent": (MEAN_SQUARE,)}
+        return Function("cells_forward", step, inputs, outputs)
     needed = statistics.names[: statistics.needed]
     after = tuple(f"after_{state}" for state in statistics.after)
     inputs = {**factors.inputs, "g": stored, "after": after, "statistics": needed, "d_new": backward.inputs["d_new"]}
@@ -187,6 +156,8 @@ def _exchange(graph: Graph, reductions: Sequence[int]) -> Exchange:
 def _head_function(function: Function, late: Late) -> str:
     """Return the device function of a graph with reductions over units: loops over a thread's cells, and exchanges."""
     graph, body, number = function.graph, _Phases(function, late), 0
+    if "early" in function.inputs:
+        body.request_late()
     for phase in phases(graph, graph.outputs.values()):
         body.wait_for_late(phase.computes)
         body.define([*phase.uniform, *phase.computes])
@@ -231,8 +202,11 @@ class _Phases:
     def wait_for_late(self, nodes: Sequence[int]) -> None:
         """Request the late inputs before the first loop that needs them."""
         if self._waits and any(self._graph.nodes[k].value in self._late.names for k in nodes):
-            self.lines.append(f"  late({self._late.group});")
-            self._waits = False
+            self.request_late()
+
+    def request_late(self) -> None:
+        self.lines.append(f"  late({self._late.group});")
+        self._waits = False
 
     def define(self, nodes: Sequence[int]) -> None:
         """Compute the nodes in the next loop, except those that have been computed."""

@@ -9,7 +9,7 @@ from flashrnn.cells.hoisting import LoopCell
 from flashrnn.cells.printers.cuda import early_values
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.parameters import declaration, fused
-from flashrnn.cuda.resident.tiling import Tiling, is_dense, is_helped, is_scaled
+from flashrnn.cuda.resident.tiling import Tiling, centres_weights, is_dense, is_helped, is_scaled
 from flashrnn.cuda.source import cell_prelude, finite_at_zero
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import varying
@@ -50,7 +50,7 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
     is launched.
     """
     cell, variant = spec.cell, spec.variant
-    helped = is_helped(spec, tiling)
+    helped, centred = is_helped(spec, tiling), centres_weights(spec, tiling)
     constants = {
         "UNIT_TILES": tiling.unit_tiles,
         "K_SLICES": tiling.k_slices,
@@ -70,6 +70,7 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "LAYER_CHUNK": LAYER_CHUNKS[spec.direction],
         "SHARED_BYTES_EXPECTED": shared_bytes,
         "HELPED": helped,
+        "CENTRED": centred,
         "EARLY_VALUES": early_values(cell, spec.direction) if helped else 0,
     }
     parameters = fused(spec)
@@ -77,5 +78,5 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
     array = f"#define D_AUX_ARRAY {{{', '.join(d_aux or ['nullptr'])}}}"
     layers = "#define LAYERS" if spec.layers > 1 else ""
     inputs = f"using input_number = {'gate' if isinstance(cell, LoopCell) else 'scalar'};"
-    text = cell_prelude(spec, constants, is_scaled(spec), helped)
+    text = cell_prelude(spec, constants, is_scaled(spec), helped, centred)
     return "\n".join((text, declaration(parameters), array, layers, inputs))

@@ -8,6 +8,7 @@ import torch
 from flashrnn.cells import Cell
 from flashrnn.cells.bounds import is_bounded
 from flashrnn.cells.built_in import LSTM
+from flashrnn.cells.centring import is_centred
 from flashrnn.cells.printers.cuda import early_values, exchanges, operation_count
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import Expression, ceil_div, maximum, minimum
@@ -152,11 +153,13 @@ def shared_memory(spec: KernelSpec, tiling: Tiling) -> Expression:
     early = 0
     if in_rows(spec):
         pairs = ceil(early_values(cell, spec.direction) / 2)
-        early = helped(spec, tiling) * tiling.sequences * (pairs * spec.head_dim * 8)
+        early = helped(spec, tiling) * tiling.sequences * (pairs * spec.head_dim * 16)
         half = minimum(tiling.columns // (2 * tiling.sequences), 1)  # 1 if every second column alone is used
         slices = tiling.k_slices if spec.direction == "forward" else _slices(spec, tiling)
         of_rows = slices * (4 * tiling.batch_tiles * (2 - half)) * (spec.head_dim + 4 + 4 * half) * 4
         sums = several_blocks * sums + (1 - several_blocks) * of_rows
+        row_of_squares = (spec.head_dim // 2 + (8 if spec.head_dim > 16 else 0)) * 4
+        early += centres(spec, tiling) * ((4 * tiling.batch_tiles * (2 - half)) * row_of_squares)
     if spec.direction == "forward":
         operand, row = operands(spec, tiling) * tiling.padded * (seqs + rows) * 2, len(cell.input_gates) * size
         exchange = gates * sums + several_blocks * (operands(spec, tiling) * units * seqs * 2)
@@ -225,6 +228,23 @@ def helped(spec: KernelSpec, tiling: Tiling) -> Operand:
 def is_helped(spec: KernelSpec, tiling: Tiling) -> bool:
     """Return whether `helped` is 1 for a tiling whose fields are numbers."""
     return _is_one(helped(spec, tiling))
+
+
+def centres_weights(spec: KernelSpec, tiling: Tiling) -> bool:
+    """Return whether `centres` is 1 for a tiling whose fields are numbers."""
+    return _is_one(centres(spec, tiling))
+
+
+def centres(spec: KernelSpec, tiling: Tiling) -> Operand:
+    """Return 1 if a kernel centres R h, and adds up its squares before it is exchanged, else 0: CENTRED in tiles.cuh.
+
+    This is for half types: with float32's scales, sums are complete later. All of R must be in registers.
+    """
+    permitted = spec.direction == "forward" and spec.dtype.itemsize == 2
+    if not permitted or not in_rows(spec) or tiling.grid or not is_centred(spec.cell):
+        return 0
+    alone = (1 - minimum(tiling.blocks - 1, 1)) * (2 - minimum(tiling.k_slices, 2))
+    return alone * minimum(tiling.register_fragments // tiles_of_warp(spec, tiling), 1)
 
 
 def bias_parts(spec: KernelSpec, tiling: Tiling) -> Expression:

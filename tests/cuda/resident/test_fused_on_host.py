@@ -206,6 +206,27 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
         ),
         # Half of the warps compute parts of the steps of the others.
         (Case(LAYERNORM_LSTM, B=3, T=5, N=2, D=32), torch.bfloat16, tiled(2, 1, 1, 2, 1), tiled(2, 1, 1, 2, 1)),
+        # All of R is in registers, from which the weights of the mean are computed.
+        (
+            Case(LAYERNORM_LSTM, B=3, T=4, N=2, D=64),
+            torch.bfloat16,
+            tiled(4, 1, 1, 2, 1, register_fragments=16),
+            tiled(4, 1, 1, 2, 1),
+        ),
+        pytest.param(
+            Case(LAYERNORM_LSTM, B=9, T=4, N=1, D=32, reset=True),
+            torch.float16,
+            tiled(2, 1, 1, 8, 1, register_fragments=8),
+            tiled(2, 1, 1, 8, 1),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Case(LAYERNORM_LSTM, B=5, T=3, N=1, D=16),
+            torch.float16,
+            tiled(1, 1, 1, 4, 1, register_fragments=4),
+            tiled(1, 1, 1, 4, 1),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             Case(LAYERNORM_GRU, B=3, T=3, N=1, D=32),
             torch.float32,
@@ -304,6 +325,9 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
         "one block of few sequences",
         "rows that are no multiple of the threads",
         "warps that help",
+        "centred sums",
+        "centred sums with resets",
+        "centred sums in eight lanes",
         "warps that help in float32",
         "warps that help with resets",
         "warps that help maximum",
@@ -331,6 +355,11 @@ def test_cells_with_reductions_on_the_processor(on_host, case, dtype, forward, b
 def test_equal_units_are_normalised_to_zero(on_host, run):
     on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(1, 1, 1, 8, 2)})
     check("cuda_fused", Case(LAYERNORM_LSTM, B=3, T=3, N=1, D=30), torch.bfloat16, "cpu", run, equal_units)
+
+
+def test_centred_sums_of_equal_units_are_zero(on_host):
+    on_host({"forward": tiled(2, 1, 1, 2, 1, register_fragments=8), "backward": tiled(2, 1, 1, 2, 1)})
+    check("cuda_fused", Case(LAYERNORM_LSTM, B=3, T=3, N=1, D=32), torch.bfloat16, "cpu", flashrnn, equal_units)
 
 
 @pytest.mark.slow

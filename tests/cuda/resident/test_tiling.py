@@ -158,6 +158,24 @@ def test_half_of_the_warps_help_if_blocks_run_in_one_wave(direction, cell):
     assert helped == [choice.sequences == 2 for choice in found]
 
 
+@pytest.mark.parametrize(
+    ("cell", "head_dim", "dtype", "centred"),
+    [
+        ("layernorm_lstm", 64, torch.bfloat16, True),
+        ("layernorm_lstm", 16, torch.float16, True),
+        ("layernorm_lstm", 64, torch.float32, False),
+        ("layernorm_lstm", 48, torch.bfloat16, False),
+        ("layernorm_gru", 64, torch.bfloat16, False),
+    ],
+)
+def test_recurrent_sums_are_centred_if_one_block_has_R_in_registers(cell, head_dim, dtype, centred):
+    spec = spec_of("forward", cell, 12, head_dim, 16, dtype=dtype)
+    choice = next(solver.tilings(spec))
+    assert tiling.centres_weights(spec, choice) == centred
+    fewer = replace(choice, register_fragments=choice.register_fragments // 2)
+    assert not tiling.centres_weights(spec, fewer)
+
+
 @pytest.mark.parametrize(("dtype", "sequences"), [(torch.bfloat16, 4), (torch.float32, 6)])
 def test_clusters_with_one_warp_per_tile_are_spread_if_R_fits_in_registers(dtype, sequences):
     choice = next(solver.tilings(spec_of("forward", "lstm", 12, 96, 16, dtype=dtype)))

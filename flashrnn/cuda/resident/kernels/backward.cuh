@@ -45,15 +45,25 @@ struct Exchange {
 
 constexpr int SUMS = BLOCKS == 1 ? M_TILES : 1;  // tiles of sums of a warp, with one block per head
 
+// Returns the address of the lane's row of the first tile of the warp's slice of the gradients of gates at address `gates`.
+DEVICE u32 first_row(u32 gates, const ThreadCoord& coord) {
+  return gates + slice(coord) * K_TILES * OPERAND_COLUMNS * 32 + row_in_operand(coord);
+}
+
 // With one block per head: multiplies the gradients of the gates of loop step `step` by this warp's part of R. The
-// block must have synchronised since they were stored. With several blocks, this does nothing.
+// block must have synchronised since they were stored. With several blocks, this does nothing. IN_ROWS, their `row` is known
+// (see first_row).
 DEVICE void multiply(float (&c)[SUMS][BATCH_TILES][4], int step, const Weights& weights, const OperandScale& gate_scale, const char* gates,
-                     const ThreadCoord& coord) {
+                     u32 row, const ThreadCoord& coord) {
   if constexpr (BLOCKS > 1) return;
   Weights::Queue queue;
   weights.start(queue);
-  const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES + slice(coord) * K_TILES * OPERAND_COLUMNS * 32;
-  product<SUMS, K_TILES, SPLIT_BYTES>(c, weights, queue, 0, operand, coord);
+  if constexpr (IN_ROWS) {
+    product_of_rows<SUMS, K_TILES, SPLIT_BYTES>(c, weights, queue, 0, row);
+  } else {
+    const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES + slice(coord) * K_TILES * OPERAND_COLUMNS * 32;
+    product<SUMS, K_TILES, SPLIT_BYTES>(c, weights, queue, 0, operand, coord);
+  }
   if (SCALED) scale_down(c, weights.scale, gate_scale);
 }
 
@@ -163,6 +173,11 @@ struct Loop {
   const int steps;
   int stage = 0;  // of the input ring that holds this step's inputs
   OperandScale scale = {};  // of the previous step's operand
+  // IN_ROWS: the lane's first row of the previous step's operand, whose address is known before the step begins.
+  u32 row = IN_ROWS ? first_row(shared_address(shared.operand) + GATE_BYTES, coord) : 0;
+  DEVICE void next_row() {
+    if (IN_ROWS) row = 2 * first_row(shared_address(shared.operand), coord) + GATE_BYTES - row;
+  }
 
   // Returns the inputs of the lane's cells in `stage`.
   DEVICE const char* input_tile() const {
@@ -179,15 +194,15 @@ struct Loop {
   DEVICE void next_stage() { stage = stage + 1 == STAGES ? 0 : stage + 1; }
   static DEVICE int before(int stage) { return stage == 0 ? STAGES - 1 : stage - 1; }
 #if REDUCES
-  // HELPED: computes the early values of the step whose inputs are in `stage`.
-  DEVICE void compute_early() {
+  // HELPED: computes the early values of loop step `step`, whose inputs are in `stage`.
+  DEVICE void compute_early(int step) {
     StepCells read;
     EarlyValues::Cells early;
     read.read(input_tile(), carried.first_h, false, coord);
     read_step_constants(read);
     read.read_statistics(input_tile(), coord);
     early_cells_back(early, carried, read, units);
-    EarlyValues(shared.early).store(early);
+    EarlyValues(shared.early, step).store(early);
 #pragma unroll
     for (int q = 0; q < CELLS; q++)
 #pragma unroll
@@ -196,15 +211,16 @@ struct Loop {
   // HELPED: runs loop step `step` in the warps without cells.
   DEVICE void help_backward(int step) {
     float c[SUMS][BATCH_TILES][4] = {};
-    multiply(c, step - 1, weights, scale, shared.operand, coord);
+    multiply(c, step - 1, weights, scale, shared.operand, row, coord);
     RowSums<1, SUMS>{shared.sums, coord}.store(c);
     __syncthreads();
     inputs.load(steps - step - STAGES, before(stage));
     next_stage();
-    compute_early();
+    compute_early(step + 1);
     const float none[GATES][CELLS] = {};
     if (SCALED) scale_of_gates(scale, none, shared.magnitudes, coord);
     copy_wait<IN_FLIGHT>();
+    next_row();
     __syncthreads();
   }
 #endif
@@ -216,7 +232,7 @@ struct Loop {
     const char* tile = input_tile();
     constexpr bool EARLY = BLOCKS == 1 && !REDUCES;  // whether the product is reduced before the inputs are read
     float c[SUMS][BATCH_TILES][4] = {}, sums[CELLS];
-    multiply(c, step - 1, weights, scale, shared.operand, coord);
+    multiply(c, step - 1, weights, scale, shared.operand, row, coord);
     if constexpr (EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
     aux_gradients.load(t - 1, cells.valid);
     StepCells read;
@@ -230,12 +246,11 @@ struct Loop {
     if (!ACCESSES_LATE) access_memory();
     if constexpr (REDUCES) read.read_statistics(tile, coord);
     EarlyValues::Cells early;
-    if constexpr (HELPED) EarlyValues(shared.early).load(early);
-
     auto from_next = [&](float (&d_h)[CELLS]) {
       if constexpr (!EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
 #pragma unroll
       for (int q = 0; q < CELLS; q++) d_h[q] = sums[q];
+      if constexpr (HELPED) EarlyValues(shared.early, step).load(early);
       if (ACCESSES_LATE) access_memory();
     };
     float d_g[GATES][CELLS];
@@ -250,6 +265,7 @@ struct Loop {
 #pragma unroll
     for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
     copy_wait<IN_FLIGHT>();
+    next_row();
     if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQUENCES * coord.used_columns());
     __syncthreads();
     if constexpr (BLOCKS > 1) scatter_gradient(step, weights, scale, shared.operand, exchange, coord);
@@ -363,7 +379,7 @@ flashrnn_backward(PARAMETERS) {
 #if REDUCES
   if constexpr (HELPED) {
     read_constants(carried.constants, shared.constants, coord);
-    if (coord.helps()) loop.compute_early();
+    if (coord.helps()) loop.compute_early(0);
     __syncthreads();
   }
   if (coord.helps()) {
@@ -380,7 +396,7 @@ flashrnn_backward(PARAMETERS) {
   end_chunks(chunk, steps, params.done, threadIdx.x == 0);
 #endif
   float d_first[CELLS], c[SUMS][BATCH_TILES][4] = {};
-  multiply(c, steps - 1, weights, loop.scale, shared.operand, coord);
+  multiply(c, steps - 1, weights, loop.scale, shared.operand, loop.row, coord);
   recurrent_gradient(d_first, steps - 1, c, exchange, coord);
   store_d_initial(params, carried, d_first, cells);
   sum_biases(params.d_bias, carried.d_b, reinterpret_cast<float*>(memory), coord);

@@ -84,7 +84,8 @@ DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, c
     for (int q = 0; q < CELLS; q++) {
 #pragma unroll
       for (int i = 0; i < STATES; i++) d_new[i][q] = carried.d_state[i][q], aux_gradients.add_to(d_new[i][q], i, q);
-      d_new[0][q] += inputs.d_h[q] + (carried.carry_next[q] ? d_from_next[q] : 0);
+      d_new[0][q] += inputs.d_h[q];
+      d_new[0][q] += carried.carry_next[q] ? d_from_next[q] : 0;  // which is known last
     }
   };
   float d_new[STATES][CELLS];

@@ -188,14 +188,15 @@ DEVICE void store_statistics(const StatisticCells& statistics, gate* const (&to)
   }
 }
 
-// HELPED: the early values of a lane's cells (cells/printers/cuda.py), which its partner in the other half of the block computes,
-// in shared memory: [pairs of values][lanes][2 values][2 cells]. They are stored after the first barrier of the step
-// before, and loaded before that of the step.
+// HELPED: the early values of a lane's cells (cells/printers/early.py), which its partner in the other half of the block computes,
+// in shared memory: [2 steps][pairs of values][lanes][2 values][2 cells]. They are stored after the first barrier of the step
+// before, and loaded after that of the step.
 struct EarlyValues {
-  static constexpr int LANES = THREADS / 2, SIZE = HELPED ? (EARLY_VALUES + 1) / 2 * LANES * 16 : 0;  // bytes
+  static constexpr int LANES = THREADS / 2, PAIRS = (EARLY_VALUES + 1) / 2;
+  static constexpr int SIZE = HELPED ? 2 * PAIRS * LANES * 16 : 0;  // bytes
   using Cells = float[EARLY_VALUES > 0 ? EARLY_VALUES : 1][CELLS];
   float4* own;
-  DEVICE explicit EarlyValues(char* memory) : own(reinterpret_cast<float4*>(memory) + threadIdx.x % LANES) {}
+  DEVICE EarlyValues(char* memory, int step) : own(reinterpret_cast<float4*>(memory) + (step & 1) * (PAIRS * LANES) + threadIdx.x % LANES) {}
   DEVICE void store(const Cells& v) const {
 #pragma unroll
     for (int i = 0; i < EARLY_VALUES; i += 2) {

@@ -8,6 +8,7 @@
 // through global memory.
 #pragma once
 #include "resident/kernels/all_gather.cuh"
+#include "resident/kernels/centred_weights.cuh"
 #include "resident/kernels/forward_cells.cuh"
 #include "resident/kernels/layers.cuh"
 
@@ -53,19 +54,23 @@ DEVICE void store_initial_h(char* operand, const float* magnitudes, const Params
   }
 }
 
+// Returns the address of the lane's row of the first tile of the warp's slice of h, in the operand at address `state`.
+DEVICE u32 first_row(u32 state, const ThreadCoord& coord) {
+  return state + coord.k_slice * SEGMENT_TILES * OPERAND_COLUMNS * 32 + row_in_operand(coord);
+}
+
 // Computes this warp's partial sums of R h over its slice of h. In a cluster, h may still be arriving; otherwise the
-// block must have synchronised since it was stored.
-DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, const OperandScale& h_scale, u32 state, u32 barriers, int t,
+// block must have synchronised since it was stored. `row`: see first_row.
+DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, const OperandScale& h_scale, u32 row, u32 barriers, int t,
                      const ThreadCoord& coord) {
   const int now = t & 1;
   Weights::Queue queue;
   weights.start(queue);
-  const u32 operand_tile = state + now * H_BYTES + coord.k_slice * SEGMENT_TILES * OPERAND_COLUMNS * 32;
 #pragma unroll
   for (int i = 0; i < SEGMENTS; i++) {
     if (CLUSTERED && t > 0) barrier_wait(barriers + (now * SEGMENTS + i) * 8, (t - 1) >> 1 & 1);
-    product<GR, SEGMENT_TILES, SPLIT_BYTES>(c, weights, queue, i * SEGMENT_TILES * GR,
-                                          operand_tile + i * K_SLICES * SEGMENT_TILES * OPERAND_COLUMNS * 32, coord);
+    product_of_rows<GR, SEGMENT_TILES, SPLIT_BYTES>(c, weights, queue, i * SEGMENT_TILES * GR,
+                                                  row + i * K_SLICES * SEGMENT_TILES * OPERAND_COLUMNS * 32);
   }
   if (PACKED) add_splits(c);
   if (SCALED) scale_down(c, weights.scale, h_scale);
@@ -134,6 +139,8 @@ struct Loop {
   const Ring& ring;
   const UnitReductions& units;
   const Weights& weights;
+  const float (&row_biases)[GR][4];  // CENTRED: see MeanWeights
+  const MeanWeights& mean_weights;
   const OperandScale& scale;  // of h
   const LaneCells& cells;
   const Resets& resets;
@@ -144,26 +151,37 @@ struct Loop {
   const int steps;
   int stage = 0;  // of the input ring that holds this step's inputs
 
+  // IN_ROWS: the lane's first row of this step's operand, whose address is known before the step begins.
+  u32 row = IN_ROWS ? first_row(shared_address(shared.operand), coord) : 0;
+  DEVICE u32 row_of(int t) const { return IN_ROWS ? row : first_row(shared_address(shared.operand) + (t & 1) * H_BYTES, coord); }
+  DEVICE void next_row() {
+    if (IN_ROWS) row = 2 * first_row(shared_address(shared.operand), coord) + H_BYTES - row;
+  }
   DEVICE void next_stage() { stage = stage + 1 == STAGES ? 0 : stage + 1; }
 #if REDUCES
-  // HELPED: computes the early values of the step whose inputs are in `stage`.
-  DEVICE void compute_early() const {
+  DEVICE SquareSums squares() const { return {reinterpret_cast<float*>(shared.reductions), coord}; }
+  // HELPED: computes the early values of step t, whose inputs are in `stage`.
+  DEVICE void compute_early(int t) const {
     float v[GI][CELLS];
     EarlyValues::Cells early;
     read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
     early_cells(early, carried, v, units);
-    EarlyValues(shared.early).store(early);
+    EarlyValues(shared.early, t).store(early);
   }
   // HELPED: runs time step t in the warps without cells.
   DEVICE void help_forward(int t) {
     float c[GR][BATCH_TILES][4] = {};
-    multiply(c, weights, scale, shared_address(shared.operand), shared.barriers, t, coord);
+    begin_sums(c, carried.b, row_biases);
+    multiply(c, weights, scale, row_of(t), shared.barriers, t, coord);
+    if constexpr (CENTRED) mean_weights.centre(c, row);
     RowSums<GR, GR>{shared.sums, coord}.store(c);
+    if constexpr (CENTRED) squares().store(c);
     __syncthreads();
     loader.load(t + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1, steps, params.x_step);
     next_stage();
-    compute_early();
+    compute_early(t + 1);
     copy_wait<IN_FLIGHT>();
+    next_row();
     __syncthreads();
   }
 #endif
@@ -176,8 +194,9 @@ struct Loop {
     if (CLUSTERED && exchange) expect_h(shared.barriers, next, coord);
 
     float c[GR][BATCH_TILES][4] = {};
-    begin_sums(c, carried.b);
-    multiply(c, weights, scale, shared_address(shared.operand), shared.barriers, t, coord);
+    begin_sums(c, carried.b, row_biases);
+    multiply(c, weights, scale, row_of(t), shared.barriers, t, coord);
+    if constexpr (CENTRED) mean_weights.centre(c, row);
     u32 cleared[OWN];
     if (GRID && exchange) ring.load_cleared(cleared, t + 1);
     float v[GI][CELLS];
@@ -190,9 +209,11 @@ struct Loop {
 #if REDUCES
     if constexpr (DENSE) SliceSums<GR>{c, shared.sums, coord}.store_for_all_lanes();  // all warps
     EarlyValues::Cells early;
-    if constexpr (HELPED) EarlyValues(shared.early).load(early);
-    auto u = [&](float (&sums)[GR][CELLS]) {
+    auto u = [&](float (&sums)[GR][CELLS], float (&mean_square)[1][CELLS]) {
+      if constexpr (CENTRED) squares().store(c);
       reduce_slices<GR>(sums, c, shared.sums, coord);
+      if constexpr (CENTRED) squares().load(mean_square);
+      if constexpr (HELPED) EarlyValues(shared.early, t).load(early);
       if (STORES_LATE) results.store(carried.s, params, coord);  // while the loads of the sums are in flight
       if (IN_ROWS && !HELPED) load_inputs();
     };
@@ -223,6 +244,7 @@ struct Loop {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) carried.masks[p] = next_masks[p];
     if (!WHILE_EXCHANGING) copy_wait<IN_FLIGHT>();
+    next_row();
     all_gather(t, next, exchange, shared, ring, cleared, coord, [&] {
       if (!WHILE_EXCHANGING) return;
       results.store(carried.s, params, coord);
@@ -282,6 +304,9 @@ flashrnn_forward(PARAMETERS) {
   if (uses_grid_barrier) arrive_at_grid(ring, units, grid_barrier);
   Weights weights;
   load_weights(weights, shared.fragments, params.R, coord);
+  float row_biases[GR][4];
+  MeanWeights mean_weights;
+  if constexpr (CENTRED) mean_weights.load(row_biases, weights, shared.inputs, params, coord);
   LaneCells cells;
   CarriedCells carried;
   load_cells(cells, carried, params, coord);
@@ -310,13 +335,13 @@ flashrnn_forward(PARAMETERS) {
   cell_resets.masks(carried.masks, 0);
   if (IN_ROWS) read_constants(carried.constants, shared.constants, coord);  // here, registers suffice for them
 
-  Loop loop{params, shared, coord, ring, units, weights, scale, cells, cell_resets, h_operand, carried, loader, results, steps};
+  Loop loop{params, shared, coord, ring, units, weights, row_biases, mean_weights, scale, cells, cell_resets, h_operand, carried, loader, results, steps};
   auto run = [&](int begin, int end) {
     for (int t = begin; t < end; t++, units.step++) loop.step_forward(t);
   };
 #if REDUCES
   if constexpr (HELPED) {
-    if (coord.helps()) loop.compute_early();
+    if (coord.helps()) loop.compute_early(0);
     __syncthreads();
   }
   if (coord.helps()) {

@@ -4,10 +4,17 @@
 #include "resident/kernels/unit_reductions.cuh"
 
 // Whether the recurrent sums are initialised with the biases, which then cost nothing: possible if a warp's sums are
-// complete and belong to its own cells.
-constexpr bool SUM_HAS_BIAS = K_SLICES == 1 && !IN_ROWS && !SCALED;
-DEVICE void begin_sums(float (&c)[GR][BATCH_TILES][4], const float (&b)[GATES][CELLS]) {
-  if constexpr (SUM_HAS_BIAS) {
+// complete and belong to its own cells, or with biases of the lane's rows of R.
+constexpr bool SUM_HAS_BIAS = CENTRED || (K_SLICES == 1 && !IN_ROWS && !SCALED);
+DEVICE void begin_sums(float (&c)[GR][BATCH_TILES][4], const float (&b)[GATES][CELLS], const float (&of_rows)[GR][4]) {
+  if constexpr (CENTRED) {
+#pragma unroll
+    for (int j = 0; j < GR; j++)
+#pragma unroll
+      for (int n = 0; n < BATCH_TILES; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) c[j][n][i] = of_rows[j][i];
+  } else if constexpr (SUM_HAS_BIAS) {
 #pragma unroll
     for (int j = 0; j < GATES; j++)
 #pragma unroll
@@ -87,7 +94,7 @@ struct Results {
 
 // Computes one element-wise step of the lane's cells from inputs v, recurrent sums u and what is carried. Sets the new
 // states in `carried` and the stored gates in `results`. If the step reduces over units, recurrent_sums(u) computes u,
-// as late as possible; HELPED, another warp has computed `early`.
+// as late as possible; HELPED, another warp has computed `early`; CENTRED, it also returns their mean square.
 #if REDUCES
 // Sets those gates of the lane's cells that have a recurrent part, or all others.
 template <bool RECURRENT>
@@ -119,8 +126,11 @@ DEVICE void step_cells(CarriedCells& carried, Results& results, const float (&v)
     for (int i = 0; i < STATES; i++) old[i][q] = masked(carried.s[i][q], carried.masks[q / PAIR]);
   float u[GR][CELLS];
   assemble_gates<false>(g, carried, v, u);
-  auto recurrent_gates = [&](float (&)[GATES][CELLS]) { recurrent_sums(u), assemble_gates<true>(g, carried, v, u); };
-  if constexpr (HELPED) cells_forward(g, old, early, recurrent_gates, fresh, results.statistics, stored, units);
+  float mean_square[1][CELLS];
+  auto recurrent_gates = [&](float (&)[GATES][CELLS]) { recurrent_sums(u, mean_square), assemble_gates<true>(g, carried, v, u); };
+  if constexpr (HELPED && CENTRED) cells_forward(g, old, mean_square, early, recurrent_gates, fresh, results.statistics, stored, units);
+  else if constexpr (HELPED) cells_forward(g, old, early, recurrent_gates, fresh, results.statistics, stored, units);
+  else if constexpr (CENTRED) cells_forward(g, old, mean_square, recurrent_gates, fresh, results.statistics, stored, units);
   else cells_forward(g, old, recurrent_gates, fresh, results.statistics, stored, units);
 #pragma unroll
   for (int q = 0; q < CELLS; q++)

@@ -192,13 +192,12 @@ struct Fragments {
   }
 };
 
-// c[m][n] += sum over k of tile (m, k) x operand tile (k, n), for K_TILES tiles of 16 rows of the operand, which begins
-// at `address`. Splits of the operand are SPLIT_BYTES apart. Tile (m, k) is number first + k * M + m of `fragments`. If
-// M is small, CHAINS independent chains of mma per result keep the tensor cores busy. The operand must be visible to
-// the warp.
+// Returns the offset in bytes of the row of an operand tile whose address the lane passes to ldmatrix.
+DEVICE u32 row_in_operand(const ThreadCoord& coord) { return ((coord.lane / 8) * OPERAND_COLUMNS + coord.lane % 8) * 16; }
+
+// The same as `product` below, given the address of the lane's row of the operand.
 template <int M, int K_TILES, int SPLIT_BYTES, class F>
-DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename F::Queue& queue, int first, u32 address,
-                    const ThreadCoord& coord) {
+DEVICE void product_of_rows(float (&c)[M][BATCH_TILES][4], const F& fragments, typename F::Queue& queue, int first, u32 row) {
   constexpr int CHAINS = M * BATCH_TILES >= 4 || K_TILES < 2 ? 1 : 4 / (M * BATCH_TILES);
   float part[CHAINS][M][BATCH_TILES][4] = {};
 #pragma unroll
@@ -207,7 +206,6 @@ DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename 
     for (int n = 0; n < BATCH_TILES; n++)
 #pragma unroll
       for (int r = 0; r < 4; r++) part[0][m][n][r] = c[m][n][r];
-  const u32 row = address + ((coord.lane / 8) * OPERAND_COLUMNS + coord.lane % 8) * 16;
 #pragma unroll
   for (int k = 0; k < K_TILES; k += 2) {
     u32 b[OPERANDS][BATCH_TILES][4];
@@ -235,6 +233,16 @@ DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename 
         for (int s = 1; s < CHAINS; s++) sum += part[s][m][n][r];
         c[m][n][r] = sum;
       }
+}
+
+// c[m][n] += sum over k of tile (m, k) x operand tile (k, n), for K_TILES tiles of 16 rows of the operand, which begins
+// at `address`. Splits of the operand are SPLIT_BYTES apart. Tile (m, k) is number first + k * M + m of `fragments`. If
+// M is small, CHAINS independent chains of mma per result keep the tensor cores busy. The operand must be visible to
+// the warp.
+template <int M, int K_TILES, int SPLIT_BYTES, class F>
+DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename F::Queue& queue, int first, u32 address,
+                    const ThreadCoord& coord) {
+  product_of_rows<M, K_TILES, SPLIT_BYTES>(c, fragments, queue, first, address + row_in_operand(coord));
 }
 
 // PACKED: adds the sums of the columns that hold the second split to those of the first.

@@ -26,14 +26,15 @@ struct RowReductions {
     for (int p = 0; p < PAIRS; p++) {
 #pragma unroll
       for (int i = 0; i < SUMS; i++) set(i, p, row_sum(values[i][2 * p] + values[i][2 * p + 1]));
-      // Deviations from one of the values, and their squares, cancel little.
+      // Deviations from one of the values, and their squares, cancel little: no value deviates from the mean by more than
+      // sqrt(D) deviations, so that rounding errors do not make the variance negative.
 #pragma unroll
       for (int i = SUMS; i < SUMS + MOMENTS; i++) {
         const float shift = __shfl_sync(~0u, values[i][2 * p], threadIdx.x % 32 / ROW_LANES * ROW_LANES);
         const float a = values[i][2 * p] - shift, b = values[i][2 * p + 1] - shift;
         const float deviation = row_sum(a + b) * (1.0f / D), square = row_sum(fmaf(a, a, b * b)) * (1.0f / D);
         set(2 * i - SUMS, p, shift + deviation);
-        set(2 * i - SUMS + 1, p, op_max(fmaf(-deviation, deviation, square), 0.0f));
+        set(2 * i - SUMS + 1, p, fmaf(-deviation, deviation, square));
       }
 #pragma unroll
       for (int i = SUMS + MOMENTS; i < SUMS + MOMENTS + MAXIMA; i++) {
@@ -43,5 +44,62 @@ struct RowReductions {
         set(i + MOMENTS, p, largest);
       }
     }
+  }
+};
+
+// CENTRED: the mean square of the recurrent sums of all gates and units, whose mean is zero (centred_weights.cuh). Every lane
+// adds up the squares of its own sums before these are exchanged, its part. So no sum over all lanes of a row is needed
+// afterwards.
+struct SquareSums {
+  static constexpr int OF_LANE = 2 * UNIT_TILES, WIDTH = OF_LANE < 4 ? OF_LANE : 4;  // parts that a lane adds up, and loads at once
+  static constexpr int PITCH = 8 * UNIT_TILES + (UNIT_TILES > 1 ? 8 : 0);  // floats between sequences, in different banks
+  static constexpr int SIZE = SEQS / SPREAD * PITCH * 4;                  // bytes
+  struct alignas(WIDTH * 4) Vector {
+    float numbers[WIDTH];
+  };
+  float* const parts;  // [sequences][warps][quads]
+  const ThreadCoord& coord;
+  // Stores the lane's parts of its sequences, whose sums are c.
+  DEVICE void store(const float (&c)[GR][BATCH_TILES][4]) const {
+#pragma unroll
+    for (int cell = 0; cell < LANE_CELLS; cell += 2) {
+      float of_units[2] = {0, 0};
+#pragma unroll
+      for (int j = 0; j < GR; j++)
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++) {
+          const float sum = c[j][tile_of(cell)][second_of(cell) + 2 * odd];
+          of_units[odd] = fmaf(sum, sum, of_units[odd]);
+        }
+      const int column = tile_of(cell) * 8 + 2 * coord.lane_in_quad + second_of(cell);
+      parts[column / SPREAD * PITCH + coord.warp * 8 + coord.quad] = of_units[0] + of_units[1];
+    }
+  }
+  // Returns the mean squares of the lane's sequences. The block must have synchronised since the parts were stored.
+  DEVICE void load(float (&mean)[1][CELLS]) const {
+#pragma unroll
+    for (int q = 0; q < CELLS; q += 2) {
+      const float* from = parts + coord.sequence(q) / SPREAD * PITCH + coord.lane_in_quad * OF_LANE;
+      float of_lane[OF_LANE];
+#pragma unroll
+      for (int i = 0; i < OF_LANE; i += WIDTH) {
+        const Vector some = *reinterpret_cast<const Vector*>(from + i);
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++) of_lane[i + k] = some.numbers[k];
+      }
+#pragma unroll
+      for (int left = OF_LANE / 2; left > 0; left /= 2)
+#pragma unroll
+        for (int i = 0; i < left; i++) of_lane[i] += of_lane[i + left];
+      mean[0][q] = mean[0][q + 1] = sum_of_quad(of_lane[0]) * (1.0f / (GR * D));
+    }
+  }
+
+ private:
+  // Returns the sum of `value` over the lane's quad. If a row has a whole warp, it is equal for all quads.
+  static DEVICE float sum_of_quad(float value) {
+    if constexpr (ROW_LANES == 32) return sum_of_quads(value).x;
+    value += __shfl_xor_sync(~0u, value, 1);
+    return value + __shfl_xor_sync(~0u, value, 2);
   }
 };

@@ -150,13 +150,15 @@ struct RowSums {
     for (int q = 0; q < CELLS; q += 2)
 #pragma unroll
       for (int j = 0; j < ROWS; j++) {
-        float2 sum = *pair_of(0, j, coord.sequence(q), coord.unit(q));
+        constexpr int PARTS = ALL_TILES ? WARPS : K_SLICES;
+        float2 sums[PARTS];
 #pragma unroll
-        for (int slice = 1; slice < (ALL_TILES ? WARPS : K_SLICES); slice++) {
-          const float2 more = *pair_of(slice, j, coord.sequence(q), coord.unit(q));
-          sum.x += more.x, sum.y += more.y;
-        }
-        u[j][q] = sum.x, u[j][q + 1] = sum.y;
+        for (int slice = 0; slice < PARTS; slice++) sums[slice] = *pair_of(slice, j, coord.sequence(q), coord.unit(q));
+#pragma unroll
+        for (int step = 1; step < PARTS; step *= 2)  // few additions after each other
+#pragma unroll
+          for (int i = 0; i + step < PARTS; i += 2 * step) sums[i].x += sums[i + step].x, sums[i].y += sums[i + step].y;
+        u[j][q] = sums[0].x, u[j][q + 1] = sums[0].y;
       }
   }
 };

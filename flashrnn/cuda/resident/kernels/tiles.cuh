@@ -25,6 +25,8 @@
 // HELPED: IN_ROWS, if the first half of the warps has all cells. The others load the inputs and compute, a step ahead, what
 // a step computes from these alone (EarlyValues), each lane for its partner in the first half.
 //
+// CENTRED: IN_ROWS, if the step normalises its recurrent sums jointly (cells/centring.py), their mean is a product of its own.
+//
 // SEQUENCES of the SEQS columns are used; the others are not exchanged. With ANY_SEQUENCES (clusters only), their
 // number is a kernel argument, so that one binary serves many batch sizes.
 #pragma once
@@ -48,6 +50,7 @@ constexpr int CELL_THREADS = HELPED ? THREADS / 2 : THREADS;
 constexpr int ROWS_AT_ONCE = IN_ROWS ? (HELPED ? SEQUENCES : THREADS / ROW_LANES) : 1;  // sequences
 static_assert(!IN_ROWS || SEQUENCES % ROWS_AT_ONCE == 0);
 static_assert(!HELPED || (IN_ROWS && K_SLICES == 1 && WARPS % 2 == 0 && CELL_THREADS == ROW_LANES * SEQUENCES));
+static_assert(!CENTRED || (IN_ROWS && K_SLICES == 1));
 constexpr int LANE_CELLS = DENSE ? 2 : 4 * BATCH_TILES / SPREAD;  // cells of a lane if one warp computed the tile's
 constexpr int CELL_SLICES = K_SLICES < LANE_CELLS ? K_SLICES : LANE_CELLS;  // warps of a tile that compute cells
 constexpr int CELLS = IN_ROWS ? 2 * SEQUENCES / ROWS_AT_ONCE : LANE_CELLS / CELL_SLICES;  // cells that a lane computes

@@ -23,7 +23,7 @@ constexpr int PARTIAL_ROW = CONTRIBUTIONS * 4 * EXCHANGED_VECTORS + 4;  // float
 constexpr int PARTIAL_BUFFERS = 2, PARTIAL_BYTES = SEQS * PARTIAL_ROW * 4;
 constexpr bool ADDED_BY_ALL = CONTRIBUTIONS <= 4;
 constexpr int RESULT_BYTES = SEQS * 4 * EXCHANGED_VECTORS * 4;
-constexpr int REDUCTION_BYTES = IN_ROWS     ? 0
+constexpr int REDUCTION_BYTES = IN_ROWS     ? CENTRED * SquareSums::SIZE
                                 : CLUSTERED ? ClusterReductions::SHARED
                                 : GRID      ? GridReductions::SHARED
                                             : PARTIAL_BUFFERS * PARTIAL_BYTES + RESULT_BYTES;
