@@ -257,10 +257,13 @@ def test_explain_mentions_concurrent_layers(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize(("head_dim", "number"), [(128, 4), (256, 4), (512, 2), (512, 4)])
-def test_no_register_spills_in_the_loops(head_dim, number, direction):
+@pytest.mark.parametrize(
+    ("cell", "head_dim", "number"),
+    [("lstm", 128, 4), ("lstm", 256, 4), ("lstm", 512, 2), ("lstm", 512, 4), ("layernorm_lstm", 64, 6)],
+)
+def test_no_register_spills_in_the_loops(cell, head_dim, number, direction):
     variant = Variant(aux=torch.float16, training=True)
-    alone = KernelSpec(direction, LSTM, 1, head_dim, 16, torch.bfloat16, named_gpu("H100"), variant)
+    alone = KernelSpec(direction, get_cell(cell), 1, head_dim, 16, torch.bfloat16, named_gpu("H100"), variant)
     product = layers._product_tiling(alone, number, 512)
     assert input_product.compile_product(alone, product).spilled == 0
     spec = replace(alone, layers=number, product_blocks=product.blocks)

@@ -339,6 +339,10 @@ flashrnn_forward(PARAMETERS) {
   auto run = [&](int begin, int end) {
     for (int t = begin; t < end; t++, units.step++) loop.step_forward(t);
   };
+#ifdef LAYERS
+  static_assert(!HELPED);
+  const int chunk = for_each_chunk(steps, params.arrived, params.producers, params.done, coord.tile_thread == 0, run);
+#else
 #if REDUCES
   if constexpr (HELPED) {
     if (coord.helps()) loop.compute_early(0);
@@ -348,9 +352,6 @@ flashrnn_forward(PARAMETERS) {
     for (int t = 0; t < steps; t++) loop.help_forward(t);
   } else
 #endif
-#ifdef LAYERS
-  const int chunk = for_each_chunk(steps, params.arrived, params.producers, params.done, coord.tile_thread == 0, run);
-#else
   if constexpr (RESET) {
     for (int begin = 0, end; begin < steps; begin = end) {
       end = min((begin + 1) / WORD * WORD + WORD - 1, steps);  // a step reads the masks of the next step
