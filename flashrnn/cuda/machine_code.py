@@ -6,10 +6,10 @@ import struct
 _MMA, _LOAD_LOCAL, _STORE_LOCAL = 0x23C, 0x983, 0x387
 
 
-def spills_between_products(cubin: bytes) -> tuple[int, int]:
+def spills_between_products(binary: bytes) -> tuple[int, int]:
     """Return how many instructions load and store spilled registers between the first and the last product of the only
-    kernel in an ELF file. These are in the time loop of a resident kernel, with the products."""
-    operations = _operations(cubin)
+    kernel in an ELF file. These are in the time loop of a resident kernel, with the products. 0 and 0 for PTX."""
+    operations = _operations(binary) if binary.startswith(b"\x7fELF") else []
     products = [k for k, operation in enumerate(operations) if operation == _MMA]
     between = operations[products[0] : products[-1]] if products else []
     return between.count(_LOAD_LOCAL), between.count(_STORE_LOCAL)

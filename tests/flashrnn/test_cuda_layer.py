@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flashrnn import FlashRNN, cuda_layer
-from flashrnn.cuda.resident.calls import joined_states
+from flashrnn.cuda.resident.calls import Forward, joined_states
 from flashrnn.dispatch import VANILLA, by_one_way
 from flashrnn.problem import Gradients, Inputs, StateGradients
 from flashrnn.residual import Residual, turned
@@ -44,6 +44,8 @@ class OnHost:
         (self.batch, self.steps, self.time_major), self.states = sizes, len(cell.states)
         self.size = heads * head_dim
         self.gate_format = VANILLA.gate_format(cell, heads, head_dim, torch.float64)
+
+    of_layer = Forward.of_layer
 
     def _rows(self, x: torch.Tensor, *inner: int) -> torch.Tensor:
         """Return x, in the layout of a launch, as [B, T, ...]."""
