@@ -48,7 +48,6 @@ _POLL = 450  # a warp polls the results of eight other blocks
 _GRADIENT = 36  # multiprocessors for d_R, if it overlaps with the backward's loop
 _AFTER = 350  # cost of d_R if a loop of one wave leaves no multiprocessors for it
 _SPILLED = 20  # per register that spills
-_SLICES_OF_SECOND_TILE = 456  # forward: reducing four slices of a second batch tile, if cells have four recurrent gates
 _LOAD = 300  # before the loop: a warp of several blocks loads a fragment of R
 
 
@@ -117,8 +116,6 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     step += _reduction_cycles(spec, tiling)
     if not tiling.grid:
         step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * _rates(spec).slices
-        if direction == "forward" and _is_timed_with_four_slices(spec):
-            step += minimum(tiling.k_slices // 4, 1) * (tiling.batch_tiles - 1) * _SLICES_OF_SECOND_TILE
         if not exchanges(spec.cell, direction):
             step += several * maximum(2 - cells_of_lane(spec, tiling), 0) * _rates(spec).single
     if spec.steps:  # the prologue of one block takes about as long with more fragments
@@ -127,11 +124,6 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
         available = minimum(spec.gpu.registers_per_thread, spec.gpu.registers // (32 * tiling.warps))
         step += _SPILLED * maximum(registers(spec, tiling) + polled_words(spec, tiling) - available, 0)
     return step
-
-
-def _is_timed_with_four_slices(spec: KernelSpec) -> bool:
-    """Return whether cells are as those whose tilings with four slices and two batch tiles were timed."""
-    return spec.dtype.itemsize == 2 and len(spec.cell.recurrent_gates) == 4 and not trace(spec.cell).reduces
 
 
 def _product_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
