@@ -69,11 +69,13 @@ def _compile_others(spec: KernelSpec, tried: list[_Compiled], found: Iterator[Ti
     fewer = sorted((fragments for fragments in alike if fragments < best.register_fragments), reverse=True)
     for choice in (alike[fragments] for fragments in fewer[:_LESS_IN_ALL]):
         fitted = any(_fits(spec, one) for one in tried)
-        if choice.stages < min(best.stages, _STAGES) if fitted else len(tried) > _LESS:
+        useful = choice.stages >= min(best.stages, _STAGES) if fitted else len(tried) <= _LESS
+        if not useful:
             break
         tried.append((compile_tiling(spec, choice), choice))
         in_loop, much = _spills(spec, tried[-1])
-        if _fits(spec, tried[-1]) and (not (in_loop or much) if fitted else in_loop <= _FEW):
+        spills_little = not (in_loop or much) if fitted else in_loop <= _FEW
+        if spills_little and _fits(spec, tried[-1]):
             return
     for choice in chain(near, found):
         if any(_fits(spec, one) for one in tried) or len(tried) == _ATTEMPTS:
