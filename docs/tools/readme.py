@@ -8,6 +8,7 @@ replaces the text between the comments that name these parts.
 import json
 from argparse import ArgumentParser
 from pathlib import Path
+from statistics import median
 
 from benchmarks import RESULTS, ROOT
 from benchmarks.cases import HIDDEN, TRAINING, Case, Job
@@ -27,6 +28,7 @@ OWN_CELL = H200 / "options.json"
 STEPS = H200 / "language_model.json"
 TRAINED = H200 / "loss_curves.json"
 GENERATION = H200 / "generation.json"
+LAYERS = H200 / "layers.json"
 
 _FLASHRNN, _CUDNN = "flashrnn_1.0.8", "cudnn_fp16"
 _LLAMA = "Llama of transformers"
@@ -56,6 +58,15 @@ def factor() -> str:
         f"{mine:.2f} ms instead of {loop:.0f} ms for forward and backward ({sizes};\n"
         f"the loop was timed in an earlier run). The cell above takes {own[12]:.2f} times as long as the\n"
         f"built-in LSTM ({own[1]:.2f} times with one head of {HIDDEN})."
+    )
+
+
+def layers() -> str:
+    """Return the sentence that compares layers with PyTorch's."""
+    ratios = [row["ratio"] for row in _read(LAYERS)["rows"] if "ratio" in row]
+    return (
+        f"On an H200, LSTMs and GRUs are {median(ratios):.1f} times as fast as PyTorch's, the median of {len(ratios)} "
+        "comparisons:\n[find your shape](docs/results/h200/layers.md)."
     )
 
 
@@ -115,7 +126,7 @@ def _token() -> list[str]:
 
 def page() -> str:
     """Return README.md with its measured parts updated."""
-    return filled(PAGE.read_text(), {"factor": factor(), "results": markdown(results())})
+    return filled(PAGE.read_text(), {"layers": layers(), "factor": factor(), "results": markdown(results())})
 
 
 if __name__ == "__main__":
