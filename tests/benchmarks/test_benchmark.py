@@ -406,11 +406,6 @@ class TestCommandLine:
         measured = json.loads(tmp_path.joinpath("cpu", "reference_cpu.partial.json").read_text())
         assert (measured["rows"], measured["commit"]) == ([{"ms": 1}], "abc")
 
-    def test_help_does_not_import_torch(self):
-        command = [sys.executable, "-X", "importtime", "-m", "scripts.benchmark", "kernels", "--help"]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        assert not re.search(r"\| +torch$", ended.stderr, re.MULTILINE)
-
     def test_command_measures_a_case_into_the_folder(self, monkeypatch, tmp_path, wheel, capsys):
         monkeypatch.setattr(kernels, "gpu_folder", lambda: "gpu")
         monkeypatch.setattr(ours, "run", lambda job, effort: measured(0.5 + (effort == QUICK)))

@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import subprocess
 import sys
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from reproduction import ENTRIES
 from scripts.train import train
-from tests.tiny_runs import SHORT, TINY, losses, run, run_anew
+from tests.tiny_runs import ROOT, SHORT, TINY, losses, run
 from training import checkpoint
 from training.resumed_config import command_of_run
 
@@ -98,22 +100,39 @@ def test_wrong_input_is_an_error_with_few_lines(tmp_path, monkeypatch, module, a
 
 
 def test_error_has_no_traceback(tmp_path):
-    ended = run_anew("scripts.export", "ckpt=nowhere", "out=x", "to=y", folder=tmp_path)
+    ended = run("scripts.export", "ckpt=nowhere", "out=x", "to=y", folder=tmp_path)
     assert ended.returncode == 1
     assert "'to'" in ended.stderr
     assert len(ended.stderr.splitlines()) <= 3
 
 
-@pytest.mark.parametrize("module", ["scripts.train", "scripts.evaluate"])
-def test_help_does_not_import_torch(tmp_path, module, monkeypatch):
-    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
-    helped = run_anew(module, "--help", folder=tmp_path)
-    assert helped.returncode == 0
-    assert "ckpt" in helped.stdout
-    assert "benchmark:" not in helped.stdout  # belongs to another command
-    loaded = {line.rpartition("|")[2].strip() for line in helped.stderr.splitlines()}
+HELP = """
+import contextlib, io, json, runpy, sys
+
+shown = {}
+for command in ("train", "evaluate", "generate", "export", "benchmark kernels", "reproduce"):
+    name, *words = command.split()
+    sys.argv = [f"scripts.{name}", *words, "--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as shown[name], contextlib.suppress(SystemExit):
+        runpy.run_module(f"scripts.{name}", run_name="__main__")
+print(json.dumps([{name: text.getvalue() for name, text in shown.items()}, list(sys.modules)]))
+"""
+
+
+def test_help_shows_keys_without_importing_torch():
+    """One new interpreter shows that of all commands."""
+    helped = subprocess.run([sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=True)
+    shown, loaded = json.loads(helped.stdout)
     assert "hydra" in loaded
-    assert not loaded & {"torch", "lightning", "pandas"}
+    assert not {"torch", "lightning", "pandas"} & {*loaded}
+    for name in ("train", "evaluate", "generate", "export"):
+        assert "ckpt" in shown[name]
+        assert "benchmark:" not in shown[name]  # belongs to another command
+    for name in ("generate", "export"):
+        assert f"python -m scripts.{name} ckpt=PATH" in shown[name]
+        assert "ckpt: ???  # a run folder" in shown[name]
+    assert "suite: main  # main, heads" in shown["benchmark"]
+    assert [line.partition(" ")[0] for line in shown["reproduce"].splitlines()][-len(ENTRIES) :] == list(ENTRIES)
 
 
 def test_user_configs(tmp_path):
@@ -121,7 +140,7 @@ def test_user_configs(tmp_path):
     folder.mkdir()
     folder.joinpath("mine.yaml").write_text("defaults: [lstm]\n")
     arguments = ("--config-dir", str(tmp_path), "model=mine", "trainer.max_steps=5", "--cfg", "job")
-    shown = run_anew("scripts.train", *arguments, folder=tmp_path)
+    shown = run("scripts.train", *arguments, folder=tmp_path)
     assert "max_steps: 5" in shown.stdout
 
 
