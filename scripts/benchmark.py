@@ -44,7 +44,7 @@ def main(config: DictConfig) -> None:
     name = HydraConfig.get().runtime.choices.benchmark
     if name not in titles("benchmark"):
         raise ValueError(f"which benchmark? python -m scripts.benchmark NAME, one of {', '.join(titles('benchmark'))}")
-    options = values(config, "benchmark", f"benchmark={name}")
+    options = values(config, f"benchmark/{name}")
     if name == "figures":
         if not options["files"]:
             raise ValueError("which files? python -m scripts.benchmark figures files=[FILE,FILE]")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -24,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from training import failed_run, hydra_errors
-from training.configuration import CONFIGS, check_kinds, check_required, composed, given_and_usual
+from training.configuration import CONFIGS, check_overrides, check_required
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 MULTIRUN = ("-m", "--multirun")
@@ -65,7 +66,8 @@ def hydra_command(
                     failed_run.recorded(own.runtime.output_dir, keep=in_sweep or own.output_subdir is None),
                 ):
                     check_required(config, config_name)
-                    check_kinds(*_given_and_usual(own, config_name))
+                    search = [override for override in own.overrides.hydra if override.startswith("hydra.searchpath=")]
+                    check_overrides([*search, *own.overrides.task], own.runtime.choices, config_name)
                     return job(config)
 
             # Without this variable, Hydra would print its errors with a traceback instead of raising them.
@@ -76,12 +78,6 @@ def hydra_command(
         return main
 
     return decorate
-
-
-def _given_and_usual(own: DictConfig, config_name: str) -> tuple[dict[str, Any], DictConfig]:
-    """Return the result of `given_and_usual` for the running command, whose Hydra config is `own`."""
-    search = [override for override in own.overrides.hydra if override.startswith("hydra.searchpath=")]
-    return given_and_usual([*search, *own.overrides.task], own.runtime.choices, config_name)
 
 
 @contextmanager
@@ -114,15 +110,15 @@ def named(arguments: Sequence[str], key: str) -> list[str]:
     return [f"{key}={word}" if k == first and re.fullmatch(r"\w+", word) else word for k, word in enumerate(arguments)]
 
 
-def values(config: DictConfig, name: str, *overrides: str) -> dict[str, Any]:
+def values(config: DictConfig, name: str) -> dict[str, Any]:
     """Return a config as a dictionary. A single value becomes a list where configs/<name>.yaml has a list.
 
     Args:
         config: the composed config of a command.
-        name: name of the command's config file.
-        overrides: the overrides that choose options of its groups.
+        name: name of the file with the command's keys.
     """
-    lists = {key for key, value in composed(overrides, name).items_ex(resolve=False) if isinstance(value, ListConfig)}
+    keys = OmegaConf.load(Path(CONFIGS, f"{name}.yaml"))
+    lists = {key for key, value in keys.items_ex(resolve=False) if isinstance(value, ListConfig)}
     found = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     return {key: [value] if key in lists and not isinstance(value, list) else value for key, value in found.items()}
 
