@@ -53,6 +53,12 @@ def run(arguments: list[str], folder: Path, environment: dict[str, str]) -> Comp
     return CompletedProcess(arguments, command.wait(60), command.stdout, command.stderr)
 
 
+def program(code: str, *arguments: str, folder: Path, environment: dict[str, str]) -> CompletedProcess:
+    """Run Python code like `python -c`, from a file in `folder`."""
+    folder.joinpath("program.py").write_text(code)
+    return run(["program", *arguments], folder, environment)
+
+
 def _main(arguments: list[str], folder: Path, environment: dict[str, str], streams: tuple[Path, Path]) -> None:
     os.setsid()
     set_start_method(None, force=True)  # the default, instead of the fork server's method, for data workers

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -25,6 +24,8 @@ from benchmarks.timing import QUICK
 from benchmarks.worker import Worker
 from flashrnn import get_cell
 from scripts import benchmark
+from tests import fresh
+from tests.tiny_runs import environment
 from training.configuration import composed, titles
 
 ROOT = Path(__file__).parents[2]
@@ -279,7 +280,7 @@ class TestPyPIFlashRNN:
         assert not lock.exists()
         assert (tmp_path / "built" / "flashrnn-1.0.8-py3-none-any" / "flashrnn" / "__init__.py").exists()
 
-    def test_process_loads_the_package_with_our_device_query(self, peer):
+    def test_process_loads_the_package_with_our_device_query(self, peer, tmp_path):
         code = """if 1:
             import sys, types
             from pathlib import Path
@@ -288,8 +289,7 @@ class TestPyPIFlashRNN:
             gpu = types.SimpleNamespace(multi_processor_count=132, shared_memory_per_block_optin=232448)
             torch.cuda.get_device_properties = lambda device: gpu
             print(pypi_flashrnn.load(Path(sys.argv[1]))(0)["multiProcessorCount"], "flashrnn.op" in sys.modules)"""
-        command = [sys.executable, "-c", code, str(peer._unpack())]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        done = fresh.program(code, str(peer._unpack()), folder=tmp_path, environment=environment())
         assert done.stdout == "132 False\n", done.stderr
 
 
