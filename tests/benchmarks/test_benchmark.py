@@ -162,6 +162,22 @@ class TestResults:
         assert milliseconds(measured(3.0, input_ms={"p50": 0.5})) == 2.5
 
 
+class TestImplementations:
+    @pytest.mark.parametrize(
+        ("names", "files", "error"),
+        [
+            (["cudnn"], (None, None), "peer cudnn: .*cudnn_fp16, cudnn_bf16, cudnn_fp32,"),
+            (["flashrnn_1.0.8"], (None, None), "flashrnn_1.0.8 needs flashrnn_wheel=PATH"),
+            (["all"], ("no.whl", None), "flashrnn_wheel=no.whl "),
+            (["haste_0.5.0"], (None, None), "haste_0.5.0 needs haste_sources=FOLDER"),
+            (["all"], (None, "nowhere"), "haste_sources=nowhere "),
+        ],
+    )
+    def test_unknown_peers_and_missing_files_are_errors(self, names, files, error):
+        with pytest.raises(ValueError, match=f"^{error}"):
+            kernels.implementations(names, *files)
+
+
 class TestMeasure:
     def test_error_is_a_result_and_the_run_continues(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -357,34 +373,12 @@ class TestCommandLine:
         assert "calls, counters" in self.refused(monkeypatch)
         assert "layers" in self.refused(monkeypatch, "lstm")
         assert "files=[FILE" in self.refused(monkeypatch, "figures")
-        assert "'cases'" in self.refused(monkeypatch, "layers", "cases=[x]")
-
-    def test_unknown_case_lists_the_cases(self, monkeypatch):
-        assert re.search("'batch' .*'x'", self.refused(monkeypatch, "kernels", "suite=batch", "case=[x]"))
-
-    def test_missing_wheel_is_an_error(self, monkeypatch, tmp_path):
-        error = self.refused(monkeypatch, "kernels", "peers=[flashrnn_1.0.8]")
-        assert error.startswith("error: flashrnn_1.0.8 ")
-        assert "flashrnn_wheel=PATH" in error
-        missing = tmp_path / "no.whl"
-        assert str(missing) in self.refused(monkeypatch, "kernels", f"flashrnn_wheel={missing}")
-
-    def test_missing_sources_are_an_error(self, monkeypatch, tmp_path):
-        error = self.refused(monkeypatch, "kernels", "peers=haste_0.5.0")
-        assert error.startswith("error: haste_0.5.0 ")
-        assert "haste_sources=FOLDER" in error
-        error = self.refused(monkeypatch, "kernels", f"haste_sources={tmp_path}")
-        assert error.startswith(f"error: haste_sources={tmp_path} ")
 
     @pytest.mark.parametrize("name", ["kernels", "first_call"])
     def test_missing_gpu_is_an_error(self, name, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         error = self.refused(monkeypatch, name)
         assert re.search(r"^error: .*NVIDIA GPU", error)
-
-    def test_unknown_peer_lists_the_peers(self, monkeypatch):
-        error = self.refused(monkeypatch, "kernels", "peers=[cudnn]")
-        assert re.search("^error: .*cudnn: .*cudnn_fp16, cudnn_bf16, cudnn_fp32,", error)
 
     def test_without_a_commit_nothing_is_measured(self, monkeypatch, tmp_path):
         monkeypatch.setattr("training.provenance.commit", lambda: None)
