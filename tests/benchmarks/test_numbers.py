@@ -6,14 +6,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks import (
-    attention,
-    cpu_fused,
-    figures,
-    language_model,
-    reference_cpu,
-    timing,
-)
+from benchmarks import attention, cpu_fused, figures, language_model, reference_cpu, timing
 from benchmarks.cases import FORWARD, Case, Job
 from benchmarks.floors import forward_floor
 

@@ -287,11 +287,7 @@ class TestStreaming:
             changed.load_state_dict(state)
 
     @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ({}, "max_val_blocks"),
-            ({"max_val_blocks": 5, "max_bytes": 100}, "max_bytes=100"),
-        ],
+        ("arguments", "message"), [({}, "max_val_blocks"), ({"max_val_blocks": 5, "max_bytes": 100}, "max_bytes=100")]
     )
     def test_wrong_arguments_are_an_error(self, arguments, message):
         with pytest.raises(ValueError, match=message):

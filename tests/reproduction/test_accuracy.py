@@ -57,10 +57,7 @@ def test_state_tracking_page_is_a_table_of_tasks_by_models(tmp_path):
     options = Options(runs=tmp_path / "runs", out=tmp_path)
     page, figure = write("state_tracking", STATE_TRACKING, STATE_TRACKING.measure(options), tmp_path)
     assert rows(page)[0] == ["task", "transformer", "lstm", "chance"]
-    assert rows(page)[2:] == [
-        ["parity", "0.500 (0/1)", "", "0.500"],
-        ["s3", "", "0.950 (1/2)", "0.167"],
-    ]
+    assert rows(page)[2:] == [["parity", "0.500 (0/1)", "", "0.500"], ["s3", "", "0.950 (1/2)", "0.167"]]
     assert figure.exists()
 
 

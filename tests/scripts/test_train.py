@@ -338,10 +338,7 @@ def test_vocabulary_smaller_than_the_data_is_an_error(tiny_config):
 )
 def test_mistakes_are_errors_with_one_line(tiny_config, monkeypatch, override, message):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    with (
-        pytest.raises(SystemExit, match=f"^error: .*{message}.*\n.*HYDRA_FULL_ERROR=1.*$"),
-        one_line_errors(),
-    ):
+    with pytest.raises(SystemExit, match=f"^error: .*{message}.*\n.*HYDRA_FULL_ERROR=1.*$"), one_line_errors():
         train(tiny_config("parity", override))
 
 
@@ -471,10 +468,7 @@ def test_options_of_pytorch_and_lightning(tiny_config):
 def test_callback_that_monitors_an_unknown_value_is_an_error(tiny_config, monkeypatch):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     stop = "+callbacks.stop={_target_:lightning.pytorch.callbacks.EarlyStopping,monitor:val/nothing}"
-    with (
-        pytest.raises(SystemExit, match=r"`val/nothing` .*`val/loss`"),
-        one_line_errors(),
-    ):
+    with pytest.raises(SystemExit, match=r"`val/nothing` .*`val/loss`"), one_line_errors():
         train(tiny_config("parity", stop))
 
 

@@ -250,10 +250,7 @@ def test_missing_data_source_is_an_error(data):
 def test_one_line_errors(monkeypatch):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     composed = config("model.mixer.function=lsmt", "model.vocab_size=2", "run_dir=.")
-    with (
-        pytest.raises(SystemExit, match=r"^error: .*'lsmt'.*lstm.*\n.HYDRA_FULL_ERROR=1"),
-        one_line_errors(),
-    ):
+    with pytest.raises(SystemExit, match=r"^error: .*'lsmt'.*lstm.*\n.HYDRA_FULL_ERROR=1"), one_line_errors():
         instantiate(composed.model)
     with pytest.raises(SystemExit, match=r"^error: No module named 's3fs'"), one_line_errors():
         raise ModuleNotFoundError("No module named 's3fs'")
