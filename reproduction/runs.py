@@ -19,7 +19,7 @@ from benchmarks import ROOT
 from benchmarks.results import device_folder, gpu_folder
 from reproduction.result import Options
 from training import checkpoint, config_checks
-from training.command_line import quoted
+from training.arguments import quoted
 from training.configuration import check_overrides, composed, config_groups
 from training.provenance import short
 

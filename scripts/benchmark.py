@@ -18,8 +18,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from benchmarks.cases import SUITES
-from training.command_line import hydra_command, literal, named, values
-from training.configuration import titles
+from training.arguments import literal, named
+from training.command_line import hydra_command
+from training.configuration import titles, values
 
 ON_CPU = ("reference_cpu", "cpu_fused", "data")  # run on the CPU, even if there is a GPU
 ON_ANY = ("layers", "generation")  # run on the GPU if there is one, otherwise on the CPU

@@ -10,7 +10,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
 
@@ -162,6 +162,19 @@ def help_of(group: str, option: str | None) -> str:
     if option is not None:
         return keys_of(f"{group}/{option}")
     return keys_of(group) + "\n".join(f"{name:<17}{title}" for name, title in titles(group).items())
+
+
+def values(config: DictConfig, name: str) -> dict[str, Any]:
+    """Return a config as a dictionary. A single value becomes a list where configs/<name>.yaml has a list.
+
+    Args:
+        config: the composed config of a command.
+        name: name of the file with the command's keys.
+    """
+    keys = OmegaConf.load(Path(CONFIGS, f"{name}.yaml"))
+    lists = {key for key, value in keys.items_ex(resolve=False) if isinstance(value, ListConfig)}
+    found = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    return {key: [value] if key in lists and not isinstance(value, list) else value for key, value in found.items()}
 
 
 def groups_of(name: str) -> str:
