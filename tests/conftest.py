@@ -113,10 +113,12 @@ def _trained(folder, experiment):
 @pytest.fixture
 def change_texts(tmp_path):
     """Return a function that changes the texts of `tiny_config("text_tiny")` and deletes the prepared corpora."""
+    from tests.tiny_runs import write_texts
 
     def change():
-        for file in tmp_path.glob("texts/*.txt"):
-            file.write_text(f"{file.stem} quite other words about something else, {file.stem * 3}. " * 9)
+        for file in tmp_path.glob("texts/*.jsonl"):
+            names = [f"{file.stem}{n}" for n in range(4)]
+            write_texts(file, (f"{name} quite other words about something else, {name * 3}. " * 9 for name in names))
         shutil.rmtree(tmp_path / "corpora", ignore_errors=True)
 
     return change

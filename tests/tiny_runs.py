@@ -1,6 +1,7 @@
 """Tiny runs of scripts.train, in the process of the test or in others, and their results."""
 
 import csv
+import json
 import os
 import re
 from functools import cache
@@ -66,17 +67,23 @@ def configs_in(folder):
 
     `build("parity", "model=gru", run="a")` returns the config of a run in folder/outputs/parity/a.
     """
-    texts = folder / "texts"
-    texts.mkdir()
-    for number in range(40):
-        texts.joinpath(f"{number}.txt").write_text(f"the {number}th of forty texts says {number} and {number**3}. " * 9)
+    texts = [f"the {number}th of forty texts says {number} and {number**3}. " * 9 for number in range(40)]
+    for digit in range(10):
+        own = [text for text in texts if text.startswith(f"the {digit}")]
+        write_texts(folder / "texts" / f"{digit}.jsonl", own)
 
     def build(experiment="parity", *overrides, run="run"):
-        source = [f"data.source={texts}/*.txt"] if experiment == "text_tiny" else []
+        source = [f"data.source={folder}/texts/*.jsonl"] if experiment == "text_tiny" else []
         folders = [f"experiment={experiment}", f"run_dir={folder}/outputs/{experiment}/{run}", *source]
         return config(*folders, *TINY[experiment], *SHORT, *overrides)
 
     return build
+
+
+def write_texts(file, texts):
+    """Write texts to a file of JSON lines; a corpus of forty files would take longer to read than to train on."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
 
 
 def environment():

@@ -15,7 +15,7 @@ from scripts.train import train
 from tests import fresh
 from tests.docs import pages
 from tests.scripts.test_lm_eval import HARNESS
-from tests.tiny_runs import SHORT, TINY, config
+from tests.tiny_runs import SHORT, TINY, config, write_texts
 from tests.training.test_xlstm_checkpoint import slstm_layer
 
 TEXT = ["data.source=texts/*.jsonl", "data.val_fraction=0.3", "data.tokenizer=bpe:300", "data.context_length=8"]
@@ -112,9 +112,9 @@ def clone(tmp_path_factory):
     shutil.copytree(pages.ROOT / "configs", folder / "configs")
     for page in pages.PAGES:
         pages.write_files(page, folder)
-    (folder / "texts").mkdir()
-    lines = (json.dumps({"text": f"the {n}th of forty texts says {n} and {n**3}. " * 9}) for n in range(40))
-    folder.joinpath("texts", "all.jsonl").write_text("\n".join(lines))
+    write_texts(
+        folder / "texts" / "all.jsonl", (f"the {n}th of forty texts says {n} and {n**3}. " * 9 for n in range(40))
+    )
     folder.joinpath("other.txt").write_text("another text says seven and nine. " * 99)
     answers = (json.dumps({"prompt": f"What is {n}? ", "response": f"It is {n}."}) for n in range(2000))
     folder.joinpath("answers.jsonl").write_text("\n".join(answers))

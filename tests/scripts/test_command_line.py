@@ -50,7 +50,7 @@ def test_two_processes_train_like_one(strategy, precision, tolerance, tiny_confi
     """Losses, weights and the distributed evaluation are the same up to rounding."""
     settings = ["model=hybrid", "model.num_blocks=3", f"trainer.precision={precision}"]
     train(tiny_config("text_tiny", *settings, run="one"))
-    two = ["experiment=text_tiny", f"data.source={tmp_path}/texts/*.txt", *TINY["text_tiny"], *SHORT, *settings]
+    two = ["experiment=text_tiny", f"data.source={tmp_path}/texts/*.jsonl", *TINY["text_tiny"], *SHORT, *settings]
     two += [*strategy, "trainer.devices=2", "data.batch_size=32", "name=two", f"trainer.precision={precision}"]
     ended = run("scripts.train", *two, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr

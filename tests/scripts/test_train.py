@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from data import tokenization
 from scripts.train import train
-from tests.tiny_runs import evaluate, losses, metrics
+from tests.tiny_runs import ROOT, evaluate, losses, metrics
 from training import checkpoint
 from training.build import name_wandb_run
 from training.command_line import one_line_errors
@@ -425,7 +425,7 @@ def test_resumed_run_keeps_its_wandb_run(tiny_config):
 def test_changed_tokenizer_folder_does_not_affect_a_run(tiny_config, tmp_path):
     """Resuming and evaluation read the copy in the folder of the run."""
     trained = [tmp_path / f"bpe_{size}" for size in (300, 280)]
-    texts = [file.read_text() for file in tmp_path.glob("texts/*.txt")]
+    texts = [ROOT.joinpath("README.md").read_text()]
     for folder, size in zip(trained, (300, 280), strict=True):
         tokenization.train(texts, size).save_pretrained(folder)
     named = shutil.copytree(trained[0], tmp_path / "named")

@@ -110,7 +110,7 @@ def test_lanes_of_two_processes_equal_those_of_one(strategy, tiny_config, tmp_pa
     train(one)
     two = [*arguments, strategy, "trainer.devices=2", "data.batch_size=1", "global_batch_size=4", "name=two"]
     two += ["trainer.precision=32-true", "trainer.max_steps=5", "schedule.total_steps=8", "val_every=5"]
-    source = f"data.source={tmp_path}/texts/*.txt"
+    source = f"data.source={tmp_path}/texts/*.jsonl"
     ended = run("scripts.train", "experiment=text_tiny", source, *TINY["text_tiny"], *SHORT, *two, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     (of_two,) = (tmp_path / "outputs" / "two").iterdir()

@@ -11,7 +11,7 @@ from omegaconf.errors import ConfigKeyError
 from torch.nn.functional import cross_entropy
 
 from scripts.train import train
-from tests.tiny_runs import SHORT, TINY, evaluate, metrics
+from tests.tiny_runs import SHORT, TINY, evaluate, metrics, write_texts
 from tests.tiny_runs import config as config_of
 from training import checkpoint, evaluation
 from training.evaluation import changed_config
@@ -65,7 +65,7 @@ def test_evaluation_on_another_source_with_separate_validation_files(tiny_config
     config = tiny_config("text_tiny", f"data.val_split={other}")
     train(config)
     with pytest.raises(ValueError, match=r"data\.source .*data\.val_split=.*other\.txt"):
-        evaluate(config.run_dir, f"data.source={tmp_path}/texts/1*.txt")
+        evaluate(config.run_dir, f"data.source={tmp_path}/texts/1.jsonl")
 
 
 def test_overrides_are_applied_to_the_config():
@@ -173,8 +173,7 @@ def test_checkpoint_of_another_program_is_an_error(tmp_path, content):
 def test_losses_by_position_equal_those_of_whole_documents(model, tiny_config, tmp_path):
     """Documents are read in windows. Attention reads the whole document, or `eval_context` tokens."""
     blocks = ["model.num_blocks=3"] if model == "model=hybrid" else []
-    for number in range(6):
-        (tmp_path / "texts" / f"{number}.txt").write_text(f"text {number} has {number**3}. " * 200)
+    write_texts(tmp_path / "texts" / "long.jsonl", (f"text {n} has {n**3}. " * 200 for n in range(6)))
     few = ["val_every=8", "trainer.limit_val_batches=2"]
     config = tiny_config("text_tiny", model, *blocks, "data.eval_length=256", "data.batch_size=2", *few)
     found = train(config)["by_position"]
@@ -203,7 +202,7 @@ def test_losses_by_position_equal_those_of_whole_documents(model, tiny_config, t
 
 
 def test_mix_is_evaluated_on_the_mixture_and_on_each_source(tiny_config, tmp_path):
-    texts = [f"{{source: '{tmp_path}/texts/{part}*.txt', weight: {weight}}}" for part, weight in (("1", 1), ("2", 2))]
+    texts = [f"{{source: {tmp_path}/texts/{part}.jsonl, weight: {part}}}" for part in (1, 2)]
     sources = f"data.sources={{ones: {texts[0]}, twos: {texts[1]}}}"
     tiny = [part for part in TINY["text_tiny"] if "data.batch_size" not in part]
     loading = ["data.batch_size=16", "data.num_workers=0", "data.prepare_processes=0"]
@@ -218,4 +217,4 @@ def test_mix_is_evaluated_on_the_mixture_and_on_each_source(tiny_config, tmp_pat
     assert low <= result["perplexity"] <= high
     assert evaluate(config.run_dir)["perplexity"] == pytest.approx(result["perplexity"])
     card = export(config.run_dir, tmp_path / "out").joinpath("README.md").read_text()
-    assert f"{tmp_path}/texts/1*.txt (weight 1), {tmp_path}/texts/2*.txt (weight 2) |" in card
+    assert f"{tmp_path}/texts/1.jsonl (weight 1), {tmp_path}/texts/2.jsonl (weight 2) |" in card
