@@ -29,6 +29,11 @@ from training.configuration import CONFIGS, check_kinds, check_required, compose
 FULL_ERROR = "HYDRA_FULL_ERROR"
 MULTIRUN = ("-m", "--multirun")
 CONFIG_DIR = ("-cd", "--config-dir")
+OPTIONS = (
+    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
+    *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
+)
+"""Hydra's long options."""
 MATMUL_PRECISIONS = ("highest", "high", "medium")  # those of torch.set_float32_matmul_precision
 
 
@@ -99,7 +104,15 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
 
 
 def options_first(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with -m and --config-dir before the overrides: Hydra refuses options amid them."""
+    """Return arguments with -m and --config-dir before the overrides: Hydra refuses options amid them.
+
+    Raises:
+        ValueError: an argument looks like an option and is none of Hydra's.
+    """
+    for word in arguments:
+        name, _, value = word.partition("=")
+        if name.startswith("--") and name not in OPTIONS:
+            raise ValueError(f"{word}: settings have no dashes, as in {name.lstrip('-') or 'KEY'}={value or 'VALUE'}")
 
     def is_option(pair: tuple[str, str]) -> bool:
         before, word = pair
