@@ -58,7 +58,7 @@ class FlashRNN(nn.Module):
     [Gi*hidden_size, features], `recurrent_l{k}.R` [Gr, N, D, D] and `recurrent_l{k}.b` [G, N, D]; module names of the
     backward direction end in `_reverse`. With `proj_size`, R is [Gr, 1, hidden_size, proj_size], and
     `recurrent_l{k}.projection.weight` is [proj_size, hidden_size]. `load_state_dict` also accepts the state_dict of
-    nn.LSTM, nn.GRU and nn.RNN.
+    nn.LSTM, nn.GRU, nn.RNN and their cells.
     """
 
     def __init__(
@@ -401,8 +401,11 @@ class FlashRNN(nn.Module):
         return f"\nlayers at the same time, where sequences have at least {layers.FEWEST_STEPS} steps"
 
     @classmethod
-    def from_torch(cls, module: nn.LSTM | nn.GRU | nn.RNN, *, backend: str = "auto") -> "FlashRNN":
-        """Return a FlashRNN with the weights of an nn.LSTM, nn.GRU or nn.RNN. It has one head and the same results."""
+    def from_torch(cls, module: nn.RNNBase | nn.RNNCellBase, *, backend: str = "auto") -> "FlashRNN":
+        """Return a FlashRNN with the weights of an nn.LSTM, nn.GRU or nn.RNN, or of one of their cells for `step`.
+
+        It has one head and the same results.
+        """
         return torch_networks.from_torch(cls, module, backend)
 
     def to_torch(self) -> nn.LSTM | nn.GRU | nn.RNN:

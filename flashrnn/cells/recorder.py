@@ -126,7 +126,7 @@ class _Recorder(DispatchMode):
         if parts is NotImplemented:
             raise UntraceableCell(
                 f"cell {self._cell.name!r} uses the operator {function}{options or ''}, which has no scalar form; "
-                f"element-wise operators that have one: {', '.join(sorted((*OPERATORS, *PARTS, 'clamp')))}"
+                f"element-wise operators that have one: {', '.join(sorted({*OPERATORS, *PARTS, 'clamp'}))}"
             )
         return parts
 
