@@ -227,4 +227,3 @@ DEVICE void named_barrier(int id) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
   }
 }
-

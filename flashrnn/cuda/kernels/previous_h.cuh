@@ -11,8 +11,8 @@ DEVICE const scalar* previous_h(const scalar* h, const scalar* initial, Row row,
   return initial ? initial + i64(sequence()) * (HEADS * D) : nullptr;
 }
 
-// The previous h of the rows of one head: rows are [B, T], or [T, B] with row_t = B. With BIDIRECTIONAL, the second half
-// of the heads goes backwards in time.
+// The previous h of the rows of one head: rows are [B, T], or [T, B] with row_t = B. With BIDIRECTIONAL, the second
+// half of the heads goes backwards in time.
 struct PreviousRows {
   const scalar *h, *initial;  // at the caller's column
   const unsigned char* reset;

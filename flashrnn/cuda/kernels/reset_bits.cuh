@@ -2,8 +2,8 @@
 #pragma once
 #include "kernels/common.cuh"
 
-// Params: types and shapes are in parameters.py. reset, with strides of_b and of_t -> bits: bit k of word w of a sequence
-// is step 32 w + k.
+// Params: types and shapes are in parameters.py. reset, with strides of_b and of_t -> bits: bit k of word w of a
+// sequence is step 32 w + k.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 flashrnn_reset_bits(PARAMETERS) {
   const Params params{PARAMETER_NAMES};

@@ -189,7 +189,7 @@ class ConcurrentGradient:
         self._kernels = [(one.blocks, _kernel(spec, one, h.device.index)) for one in tiling.kernels(h.dtype)]
         self._d_R = h.new_empty(len(spec.cell.recurrent_gates), N, D, D)
         tiles = tiling.blocks * tiling.tiles if tiling.tiles > 1 else 0
-        # Steps, by the kernel beside the loop, if another one adds the rest.
+        # The number of steps that the overlapped kernel has added to each tile, if another kernel adds the rest.
         self.added = h.new_empty(tiles, dtype=torch.int32) if len(self._kernels) > 1 else None
         self.progress = torch.zeros(-(-T // CHUNK_UNIT), dtype=torch.int32, device=h.device)
         self._known = {

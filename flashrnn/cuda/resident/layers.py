@@ -1,4 +1,4 @@
-"""Concurrent layers of a network: each layer runs one chunk of time steps and its input product behind the layer below.
+"""Concurrent layers of a network: each layer runs a chunk of time steps and its input product later than the one below.
 
 A layer with a small batch leaves most of the GPU idle. Each layer is a launch of the forward kernel; between two
 layers, a kernel computes the input product. Each launch is the programmatic dependent of the previous one: it begins
@@ -60,7 +60,7 @@ def _product_tiling(alone: KernelSpec, layers: int, steps: int) -> ProductTiling
     loop = solver.likely_tiling(spec)
     if _clusters(spec, producers(spec, loop), loop.blocks) > spec.gpu.clusters_at_once(loop.blocks):
         return None
-    offset = tiling.chunk + loop.stages  # by which a layer is behind the previous one
+    offset = tiling.chunk + loop.stages  # steps by which a layer starts later than the previous one
     of_chunk = tiling.chunk * tiling.step_operations(spec.batch) / OPERATIONS
     expected = (steps + (layers - 1) * offset) * (solver.cycles(spec, loop) + _CHUNK / tiling.chunk)
     expected += (layers - 1) * (of_chunk + _HOP)

@@ -198,9 +198,9 @@ def _sequences_in_one_wave(spec: KernelSpec, size: int, at_once: int) -> int:
     """
     if size == 1:
         return 16
-    leaving_room = (spec.gpu.multiprocessors - cost.idle_multiprocessors(spec)) // size
+    beside_idle = (spec.gpu.multiprocessors - cost.idle_multiprocessors(spec)) // size
     heads = spec.heads * spec.layers
-    groups = min(at_once, leaving_room) // heads or at_once // heads
+    groups = min(at_once, beside_idle) // heads or at_once // heads
     fewest = ceil(spec.batch / groups) if groups else 16
     return min(fewest + fewest % 2, 16)
 

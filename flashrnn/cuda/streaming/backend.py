@@ -67,8 +67,6 @@ class Cuda:
     def unsupported_reason(self, problem: Problem) -> str | None:
         if reason := unavailable(problem, (torch.bfloat16, torch.float16, torch.float32)):
             return reason
-        if reason := untraceable(problem.cell):
-            return reason
         for spec in specs_of(problem):
             if reason := infeasible(spec):
                 return f"{spec.direction} does not fit: {reason}"

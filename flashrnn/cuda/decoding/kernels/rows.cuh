@@ -28,7 +28,6 @@ struct NoJoin {};
 // WHOLE: a warp holds the whole row. Otherwise, each warp holds 128 numbers of it, and warps beyond its end hold none.
 template <bool WHOLE>
 struct RowOf {
-  static constexpr bool WHOLE_ROW = WHOLE;
   static constexpr int LOADS = WHOLE ? ROW_LOADS : 1;
   float values[LOADS][4] = {};
 

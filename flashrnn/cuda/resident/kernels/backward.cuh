@@ -45,14 +45,15 @@ struct Exchange {
 
 constexpr int SUMS = BLOCKS == 1 ? M_TILES : 1;  // tiles of sums of a warp, with one block per head
 
-// Returns the address of the lane's row of the first tile of the warp's slice of the gradients of gates at address `gates`.
+// Returns the address of the lane's row of the first tile of the warp's slice of the gradients of gates at address
+// `gates`.
 DEVICE u32 first_row(u32 gates, const ThreadCoord& coord) {
   return gates + slice(coord) * K_TILES * OPERAND_COLUMNS * 32 + row_in_operand(coord);
 }
 
 // With one block per head: multiplies the gradients of the gates of loop step `step` by this warp's part of R. The
-// block must have synchronised since they were stored. With several blocks, this does nothing. IN_ROWS, their `row` is known
-// (see first_row).
+// block must have synchronised since they were stored. With several blocks, this does nothing. IN_ROWS, their `row` is
+// known (see first_row).
 DEVICE void multiply(float (&c)[SUMS][BATCH_TILES][4], int step, const Weights& weights, const OperandScale& gate_scale, const char* gates,
                      u32 row, const ThreadCoord& coord) {
   if constexpr (BLOCKS > 1) return;
@@ -150,8 +151,8 @@ DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g
   }
 }
 
-// Whether results are stored, and inputs loaded, after the sums of R^T dg have been exchanged in the block, not before, where
-// these would wait for that. Slower with two warps for a unit tile, if one exchange alone follows.
+// Whether results are stored, and inputs loaded, after the sums of R^T dg have been exchanged in the block, not before,
+// where these would wait for that. Slower with two warps for a unit tile, if one exchange alone follows.
 constexpr bool ACCESSES_LATE = IN_ROWS && (K_SLICES == 1 || EXCHANGES > 1);
 
 // The state of the time loop; all members are variables of the kernel.

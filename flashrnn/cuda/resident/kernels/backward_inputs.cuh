@@ -74,9 +74,9 @@ struct StepInputs {
     }
     start_aux(params.T == 1);
     if constexpr (!BRANCHES) {
-      gates.keep(), d_h.keep(), h.keep();
+      gates.fence_addresses(), d_h.fence_addresses(), h.fence_addresses();
 #pragma unroll
-      for (int i = 0; i < STATES - 1; i++) aux[i].keep();
+      for (int i = 0; i < STATES - 1; i++) aux[i].fence_addresses();
     }
   }
   DEVICE void start_aux(bool first_step) {

@@ -4,9 +4,9 @@
 #include "resident/kernels/shared_memory.cuh"
 #include "resident/kernels/slice_sums.cuh"
 
-// With one block, the warps of a unit tile split the product's inner axis (slice-K). IN_ROWS, where sums go through shared
-// memory anyway, one warp for a unit tile multiplies its part of the inner axis for all unit tiles (ALL_TILES): so it
-// reads only this part of the operand.
+// With one block, the warps of a unit tile split the product's inner axis (slice-K). IN_ROWS, where sums go through
+// shared memory anyway, one warp for a unit tile multiplies its part of the inner axis for all unit tiles (ALL_TILES):
+// so it reads only this part of the operand.
 constexpr bool ALL_TILES = IN_ROWS && K_SLICES == 1;
 constexpr int SLICES = BLOCKS > 1 ? 1 : ALL_TILES ? WARPS : K_SLICES;
 constexpr int K_TILES = GR * UNITS / 16 / SLICES;

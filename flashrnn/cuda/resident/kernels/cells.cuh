@@ -188,9 +188,9 @@ DEVICE void store_statistics(const StatisticCells& statistics, gate* const (&to)
   }
 }
 
-// HELPED: the early values of a lane's cells (cells/printers/early.py), which its partner in the other half of the block computes,
-// in shared memory: [2 steps][pairs of values][lanes][2 values][2 cells]. They are stored after the first barrier of the step
-// before, and loaded after that of the step.
+// HELPED: the early values of a lane's cells (cells/printers/early.py), which its partner in the other half of the
+// block computes, in shared memory: [2 steps][pairs of values][lanes][2 values][2 cells]. They are stored after the
+// first barrier of the step before, and loaded after that of the step.
 struct EarlyValues {
   static constexpr int LANES = THREADS / 2, PAIRS = (EARLY_VALUES + 1) / 2;
   static constexpr int SIZE = HELPED ? 2 * PAIRS * LANES * 16 : 0;  // bytes

@@ -1,5 +1,5 @@
-// CENTRED: recurrent sums without their mean over all gates and units (cells/centring.py). The mean is linear in h: its weights are
-// the means of the columns of R, which are multiplied beside R.
+// CENTRED: recurrent sums without their mean over all gates and units (cells/centring.py). The mean is linear in h: its
+// weights are the means of the columns of R, which are multiplied beside R.
 #pragma once
 #include "resident/kernels/cells.cuh"
 #include "resident/kernels/forward_memory.cuh"
@@ -11,8 +11,8 @@ DEVICE float sum_over_quads(float value) {
   return value;
 }
 
-// Calls call(tile, half, column) for each pair of neighbouring columns in the warp's fragments, with the number of the pair's
-// first tile and the first column.
+// Calls call(tile, half, column) for each pair of neighbouring columns in the warp's fragments, with the number of the
+// pair's first tile and the first column.
 template <class Call>
 DEVICE void for_each_pair(const ThreadCoord& coord, const Call& call) {
 #pragma unroll
@@ -24,8 +24,9 @@ DEVICE void for_each_pair(const ThreadCoord& coord, const Call& call) {
 struct MeanWeights {
   u32 registers[K_TILES][4];  // fragments of two kinds of rows: the leading 8 bits of the means, and the next ones
 
-  // Computes the weights from the warp's tiles of R, which are all in registers, and loads the biases of the lane's rows of R,
-  // without their mean, in the order of a product's sums. `memory` is shared. All threads of the block call this.
+  // Computes the weights from the warp's tiles of R, which are all in registers, and loads the biases of the lane's
+  // rows of R, without their mean, in the order of a product's sums. `memory` is shared. All threads of the block call
+  // this.
   DEVICE void load(float (&biases)[GR][4], const Weights& weights, char* memory, const Params& params, const ThreadCoord& coord) {
     constexpr int ROW_SUMS = D + 1;  // of all columns of R, and of the biases
     float* const sums = reinterpret_cast<float*>(memory);

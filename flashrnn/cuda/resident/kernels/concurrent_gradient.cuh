@@ -4,7 +4,8 @@
 // one tile, its sums are in registers; those of the other tiles are in memory, i.e. in the L2 cache.
 //
 // Float32, whose products take longer: a block of several tiles stops at the end of the turn during which the loop has
-// ended. Another kernel (RESUMES) adds the remaining rows, with a block for each tile: all multiprocessors are free then.
+// ended. Another kernel (RESUMES) adds the remaining rows, with a block for each tile: all multiprocessors are free
+// then.
 #pragma once
 #include "kernels/ring.cuh"
 #include "resident/kernels/gradient_rows.cuh"

@@ -106,8 +106,8 @@ DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoo
 // over units have more of both, and need more registers for values.
 constexpr bool WHILE_EXCHANGING = GRID && REDUCES;
 
-// Whether results are stored after the sums of R h have been exchanged in the block, not before, where these would wait for
-// the stores. With float32 functions, which branch, that is slower unless others compute a part of the step.
+// Whether results are stored after the sums of R h have been exchanged in the block, not before, where these would wait
+// for the stores. With float32 functions, which branch, that is slower unless others compute a part of the step.
 constexpr bool STORES_LATE = IN_ROWS && (HELPED || BYTES == 2);
 
 // Sends h of step t to all warps that multiply it at step t + 1. All threads of the block call this after they have

@@ -22,7 +22,8 @@ struct Tile {
                        column(i % COLUMN_TILES * COLUMNS) {}
 };
 
-// Threads that copy: with half types a warpgroup of their own; in float32, where numbers are split, those that multiply.
+// Threads that copy: with half types a warpgroup of their own; in float32, where numbers are split, those that
+// multiply.
 constexpr int COPYING = BYTES == 2 ? 128 : THREADS;
 DEVICE int copier() { return threadIdx.x % COPYING; }
 // Returns how many rows, a power of two, all these threads can copy at once with `lanes` threads for a row.

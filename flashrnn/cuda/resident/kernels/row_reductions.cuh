@@ -20,14 +20,13 @@ DEVICE float row_sum(float value) {
 struct RowReductions {
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
   DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
-    constexpr int MAXIMA_FROM = SUMS + 2 * MOMENTS;
     auto set = [&](int i, int p, float value) { result[i][2 * p] = result[i][2 * p + 1] = value; };
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
 #pragma unroll
       for (int i = 0; i < SUMS; i++) set(i, p, row_sum(values[i][2 * p] + values[i][2 * p + 1]));
-      // Deviations from one of the values, and their squares, cancel little: no value deviates from the mean by more than
-      // sqrt(D) deviations, so that rounding errors do not make the variance negative.
+      // Deviations from one of the values, and their squares, cancel little: no value deviates from the mean by more
+      // than sqrt(D) deviations, so that rounding errors do not make the variance negative.
 #pragma unroll
       for (int i = SUMS; i < SUMS + MOMENTS; i++) {
         const float shift = __shfl_sync(~0u, values[i][2 * p], threadIdx.x % 32 / ROW_LANES * ROW_LANES);
@@ -47,9 +46,9 @@ struct RowReductions {
   }
 };
 
-// CENTRED: the mean square of the recurrent sums of all gates and units, whose mean is zero (centred_weights.cuh). Every lane
-// adds up the squares of its own sums before these are exchanged, its part. So no sum over all lanes of a row is needed
-// afterwards.
+// CENTRED: the mean square of the recurrent sums of all gates and units, whose mean is zero (centred_weights.cuh).
+// Every lane adds up the squares of its own sums before these are exchanged, its part. So no sum over all lanes of a
+// row is needed afterwards.
 struct SquareSums {
   static constexpr int OF_LANE = 2 * UNIT_TILES, WIDTH = OF_LANE < 4 ? OF_LANE : 4;  // parts that a lane adds up, and loads at once
   static constexpr int PITCH = 8 * UNIT_TILES + (UNIT_TILES > 1 ? 8 : 0);  // floats between sequences, in different banks

@@ -58,10 +58,10 @@ DEVICE void reduce(float (&g)[GATES], const Sums& sums, int count) {
   }
 }
 
-// Adds both products to `sums`. V: elements of a load. `initial`: h before the step, or null. `kept`: for which sequences
-// it counts, as bits.
+// Adds both products to `sums`. V: elements of a load. `initial`: h before the step, or null. `carry`: a bit for
+// each sequence, 0 where the states before the step are reset.
 template <int V>
-DEVICE void add_all_products(Sums& sums, const Params& params, const float* initial, u32 kept, i64 first, int count, int unit) {
+DEVICE void add_all_products(Sums& sums, const Params& params, const float* initial, u32 carry, i64 first, int count, int unit) {
   const int features = int(params.features);
   const scalar* x = params.x + first * features;
   add_products<false, V>(sums, params.W + i64(unit) * features, features, count,
@@ -71,7 +71,7 @@ DEVICE void add_all_products(Sums& sums, const Params& params, const float* init
   add_products<true, V>(sums, params.R + i64(unit) * D, D, count, [&](float (&v)[V], int s, int k) {
     load(v, initial + i64(s) * ROW + k);
 #pragma unroll
-    for (int i = 0; i < V; i++) v[i] = kept >> s & 1 ? float(scalar(v[i])) : 0;
+    for (int i = 0; i < V; i++) v[i] = carry >> s & 1 ? float(scalar(v[i])) : 0;
   });
 }
 
@@ -83,8 +83,8 @@ DEVICE int gate_index(int unit, int number) {
 
 DEVICE bool aligned(const void* p) { return reinterpret_cast<size_t>(p) % 16 == 0; }
 
-// Params: types and shapes are in parameters.py. x, W, R, bias or null, reset or null, initial states or nulls -> h, the
-// last states and, unless null, aux and gates. The blocks of all units for SEQS sequences follow each other.
+// Params: types and shapes are in parameters.py. x, W, R, bias or null, reset or null, initial states or nulls -> h,
+// the last states and, unless null, aux and gates. The blocks of all units for SEQS sequences follow each other.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 flashrnn_single_step(PARAMETERS) {
   const Params params{PARAMETER_NAMES};
@@ -93,13 +93,13 @@ flashrnn_single_step(PARAMETERS) {
   const i64 first = i64(blockIdx.x / UNIT_BLOCKS) * SEQS;
   const int count = int(min(params.B - first, i64(SEQS)));
   if (unit >= ROW) return;
-  u32 kept = ~0u;
+  u32 carry = ~0u;
   for (int s = 0; params.reset && s < count; s++)
-    if (params.reset[first + s]) kept &= ~(1u << s);
+    if (params.reset[first + s]) carry &= ~(1u << s);
   const bool vectors = params.features % VECTOR == 0 && D % VECTOR == 0 && aligned(params.x) && aligned(params.W) && aligned(params.R) && aligned(before[0]);
   Sums sums = {};
-  if (vectors) add_all_products<VECTOR>(sums, params, before[0], kept, first, count, unit);
-  else add_all_products<1>(sums, params, before[0], kept, first, count, unit);
+  if (vectors) add_all_products<VECTOR>(sums, params, before[0], carry, first, count, unit);
+  else add_all_products<1>(sums, params, before[0], carry, first, count, unit);
   float g[GATES], old[STATES], fresh[STATES];
   reduce(g, sums, count);
   if (lane >= count) return;
@@ -107,7 +107,7 @@ flashrnn_single_step(PARAMETERS) {
 #pragma unroll
   for (int j = 0; j < GATES; j++) g[j] += params.bias ? float(params.bias[j * ROW + unit]) : 0;
 #pragma unroll
-  for (int i = 0; i < STATES; i++) old[i] = before[i] && kept >> lane & 1 ? before[i][at] : 0;
+  for (int i = 0; i < STATES; i++) old[i] = before[i] && carry >> lane & 1 ? before[i][at] : 0;
   old[0] = float(scalar(old[0]));  // rounded as h of every step
   if (params.gates)
 #pragma unroll

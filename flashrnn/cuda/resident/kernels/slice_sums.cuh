@@ -118,9 +118,9 @@ struct SliceSums {
   }
 };
 
-// IN_ROWS: the same through rows of a sequence's units, to the lanes that have these. A warp has sums of its unit tile, c
-// [ROWS], as one of the K_SLICES warps of it. Or (TILES > ROWS = 1) it has sums of all unit tiles, c [TILES], as one of the
-// block's warps.
+// IN_ROWS: the same through rows of a sequence's units, to the lanes that have these. A warp has sums of its unit tile,
+// c [ROWS], as one of the K_SLICES warps of it. Or (TILES > ROWS = 1) it has sums of all unit tiles, c [TILES], as one
+// of the block's warps.
 template <int ROWS, int TILES>
 struct RowSums {
   static constexpr bool ALL_TILES = TILES > ROWS;

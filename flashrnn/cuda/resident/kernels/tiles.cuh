@@ -22,10 +22,11 @@
 // at most a warp, has all units of a sequence and reduces over them by shuffles alone. Lane i of a row has units 2i,
 // 2i + 1.
 //
-// HELPED: IN_ROWS, if the first half of the warps has all cells. The others load the inputs and compute, a step ahead, what
-// a step computes from these alone (EarlyValues), each lane for its partner in the first half.
+// HELPED: IN_ROWS, if the first half of the warps has all cells. The others load the inputs and compute, a step ahead,
+// what a step computes from these alone (EarlyValues), each lane for its partner in the first half.
 //
-// CENTRED: IN_ROWS, if the step normalises its recurrent sums jointly (cells/centring.py), their mean is a product of its own.
+// CENTRED: IN_ROWS, if the step normalises its recurrent sums jointly (cells/centring.py), their mean is a product of
+// its own.
 //
 // SEQUENCES of the SEQS columns are used; the others are not exchanged. With ANY_SEQUENCES (clusters only), their
 // number is a kernel argument, so that one binary serves many batch sizes.
@@ -192,7 +193,7 @@ struct TileLoader {
       const int number = coord.load_unit() * NUMBERS + column;
       from[i] += valid[i] ? (IN_PIECES ? in_pieces(number) : number) * ELEMENT : 0;
       to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * PITCH + column) * ELEMENT;
-      if (IN_ROWS) asm_fence(to[i]);  // prevents recomputation in every step
+      if (IN_ROWS) asm_fence(to[i]);
     }
   }
   // Starts the copies of a step into the stage at offset `offset` (zeros unless `exists`), and advances by `step`
@@ -208,7 +209,7 @@ struct TileLoader {
     }
   }
   // Prevents the compiler from recomputing the addresses in every step.
-  DEVICE void keep() {
+  DEVICE void fence_addresses() {
 #pragma unroll
     for (int i = 0; i < COPIES; i++) asm_fence(to[i]), asm_fence(valid[i]);
     asm_fence(left);

@@ -7,7 +7,7 @@ static_assert(ROWS == GR * UNITS && K == D);
 // The inputs of a cell's step, which are read before the recurrent sums are available.
 struct StepInput {
   float bias[GATES], x[GI], state[STATES];
-  bool carry;  // whether the states before the step are kept, i.e. not reset
+  bool carry;  // whether the states before the step are passed on, i.e. not reset
 };
 
 // Reads the inputs of step t, and prefetches x of AHEAD steps later.

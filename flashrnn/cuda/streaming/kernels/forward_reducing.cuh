@@ -7,7 +7,7 @@ static_assert(ROWS == GR * UNITS && K == D);
 struct StepCells {
   float g[GATES][CELLS] = {}, old[STATES][CELLS] = {}, fresh[STATES][CELLS], stored[GATES][CELLS];
   float statistics[STATISTICS > 0 ? STATISTICS : 1][CELLS];
-  bool carry[CELLS];  // whether the states before the step are kept, i.e. not reset
+  bool carry[CELLS];  // whether the states before the step are passed on, i.e. not reset
 };
 
 // Reads inputs, biases and states of cell number i, and prefetches the inputs of AHEAD steps later.
