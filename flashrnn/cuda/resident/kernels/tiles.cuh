@@ -114,6 +114,8 @@ struct ThreadCoord {
   }
   // Returns how many of the SEQS columns are used.
   DEVICE int used_columns() const { return ANY_SEQUENCES ? used_sequences : SEQUENCES; }
+  // Returns the index of the warp among the CONTRIBUTIONS of the block to a sequence.
+  DEVICE int contribution() const { return unit_tile * HOLDERS + (HOLDERS == 2 ? k_slice % 2 : 0); }
   DEVICE bool has_cells() const { return HELPED ? warp < WARPS / 2 : CELL_SLICES == K_SLICES || cell_slice < CELL_SLICES; }
   DEVICE bool reads_cells() const { return HELPED || has_cells(); }
   // Return the unit tile whose inputs the thread copies, its first unit, and the thread's index among LOAD_THREADS.

@@ -90,8 +90,7 @@ struct UnitReductions {
   DEVICE bool is_unit(int q) const { return coord.has_cells() && (PADDED == D || coord.unit(q) < D); }
   // Returns the address of a word of the warp's part, for the lane's pair p.
   DEVICE float* place(int p, int word) const {
-    const int contribution = coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.k_slice % 2 : 0);
-    return partials + coord.sequence(p * PAIR) * PARTIAL_ROW + contribution * 4 * EXCHANGED_VECTORS + word;
+    return partials + coord.sequence(p * PAIR) * PARTIAL_ROW + coord.contribution() * 4 * EXCHANGED_VECTORS + word;
   }
 
   // Reduces the units of the warp, and stores its part in shared memory.

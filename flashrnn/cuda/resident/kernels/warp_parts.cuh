@@ -8,7 +8,7 @@ constexpr int SEQUENCE_LANES = BOTH_UNITS ? 16 : 8;  // lanes of a warp with the
 constexpr int PARTS = BLOCKS * CONTRIBUTIONS;         // parts of every sequence
 // Returns the index of this warp's part.
 DEVICE int own_part(const ThreadCoord& coord) {
-  const int contribution = coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.k_slice % 2 : 0);
+  const int contribution = coord.contribution();  // first: in one expression, the compiler orders instructions otherwise
   return coord.rank * CONTRIBUTIONS + contribution;
 }
 
