@@ -23,6 +23,7 @@ from flashrnn import (
 )
 from flashrnn.cells import Cell, get_cell
 from flashrnn.cuda.resident import layers
+from flashrnn.documents import of_cu_seqlens
 from flashrnn.functional import check_reset, dtype_under_autocast
 from flashrnn.gpu import nvidia_gpu
 from flashrnn.initialization import init_input
@@ -30,7 +31,7 @@ from flashrnn.loop import exported_to_onnx
 from flashrnn.problem import state_dtype
 from flashrnn.projection import ProjectedRecurrence
 from flashrnn.recurrence import Recurrence, check_sizes
-from flashrnn.sequences import Packed, SideBySide, Whole, of_cu_seqlens
+from flashrnn.sequences import Packed, SideBySide, Whole
 
 
 class FlashRNN(nn.Module):
