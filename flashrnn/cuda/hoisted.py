@@ -6,6 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from flashrnn.cells.gates import class_indices
 from flashrnn.cells.hoisting import Hoisted
 from flashrnn.cells.printers.cuda import hoisted_function
 from flashrnn.cuda import parameters
@@ -16,7 +17,6 @@ from flashrnn.cuda.source import definitions
 from flashrnn.cuda.sum_of_partials import sum_of_partials
 from flashrnn.gpu import Gpu, device_gpu
 from flashrnn.memory_format import aligned, empty_in_format, in_format
-from flashrnn.products import places
 
 _CELLS, _THREADS = 4, 1024  # units per thread, unless that needs more threads than the second number
 
@@ -97,8 +97,8 @@ def prelude(parts: Hoisted, direction: str, heads: int, head_dim: int, dtype: to
         "EXCHANGED_VECTORS": vectors,
     }
     tables = {
-        "INPUT_OF": places(parts.gates, parts.cell.input_gates),
-        "BIAS_OF": places(parts.gates, parts.cell.gates),
+        "INPUT_OF": class_indices(parts.gates, parts.cell.input_gates),
+        "BIAS_OF": class_indices(parts.gates, parts.cell.gates),
     }
     return "\n".join(
         [

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
+from flashrnn.cells.gates import constant, recurrent_only
 from flashrnn.cells.hoisting import Hoisted
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.products import constant, recurrent_only
 from flashrnn.residual import head_numbers, residual_dtype
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashrnn import products
+from flashrnn.cells.gates import class_indices, recurrent_only
 from flashrnn.cuda import parameters
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
@@ -145,12 +146,12 @@ def sizes_and_indices(spec: KernelSpec) -> tuple[dict[str, int], dict]:
         "D": spec.head_dim,
         "GR": len(cell.recurrent_gates),
         "GI": len(cell.input_gates),
-        "GU": len(products.recurrent_only(cell)),
+        "GU": len(recurrent_only(cell)),
         "RESET": spec.variant.reset,
         "BIDIRECTIONAL": spec.variant.bidirectional,
     }
     indices = {
-        "INPUT_OF": products.places(cell.recurrent_gates, cell.input_gates),
-        "RECURRENT_ONLY_OF": products.places(cell.recurrent_gates, products.recurrent_only(cell)),
+        "INPUT_OF": class_indices(cell.recurrent_gates, cell.input_gates),
+        "RECURRENT_ONLY_OF": class_indices(cell.recurrent_gates, recurrent_only(cell)),
     }
     return sizes, indices

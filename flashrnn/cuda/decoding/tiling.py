@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
+from flashrnn.cells.gates import varying
 from flashrnn.cells.printers.cuda import Exchange, exchanges
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.products import varying
 
 _VECTOR = 64  # bytes of a row that four lanes load together
 COLUMNS = 12  # of the table of addresses

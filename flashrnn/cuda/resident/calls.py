@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from flashrnn.cells import Cell
+from flashrnn.cells.gates import constant, recurrent_only
 from flashrnn.cuda.arguments import Argument
 from flashrnn.cuda.launch import Launch
 from flashrnn.cuda.reset_bits import reset_bits
@@ -38,7 +39,6 @@ from flashrnn.problem import (
     state_dtype,
     tf32_allowed,
 )
-from flashrnn.products import constant, recurrent_only
 from flashrnn.residual import Residual, empty_gates, saturated
 
 

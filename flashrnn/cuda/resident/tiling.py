@@ -9,12 +9,12 @@ from flashrnn.cells import Cell
 from flashrnn.cells.bounds import is_bounded
 from flashrnn.cells.built_in import LSTM
 from flashrnn.cells.centring import is_centred
+from flashrnn.cells.gates import varying
 from flashrnn.cells.printers.cuda import early_values, exchanges, operation_count
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import Expression, ceil_div, maximum, minimum
 from flashrnn.constrint.expressions import Operand
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.products import varying
 from flashrnn.residual import residual_dtype
 
 _BARRIERS = 64  # bytes of shared memory: BARRIER_BYTES in resident/kernels/tiles.cuh

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
+from flashrnn.cells.gates import recurrent_only
 from flashrnn.cells.printers.cuda import exchanges
 from flashrnn.cells.trace import trace, untraceable
 from flashrnn.cuda.arguments import Argument
@@ -50,7 +51,6 @@ from flashrnn.problem import (
     empty_aux,
     initial_states,
 )
-from flashrnn.products import recurrent_only
 from flashrnn.residual import GateFormat, Residual, empty_gates
 
 

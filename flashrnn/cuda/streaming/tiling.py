@@ -10,6 +10,7 @@ from functools import cache
 
 import torch
 
+from flashrnn.cells.gates import varying
 from flashrnn.cells.printers.cuda import exchanges
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import ConstraintProblem, Expression, Infeasible, ceil_div, minimum
@@ -18,7 +19,6 @@ from flashrnn.cuda.buckets import Solver
 from flashrnn.cuda.parameters import declaration, streaming
 from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.products import varying
 
 # Clock cycles on an H100, from its data sheet and from what docs/kernels.md reports of other kernels; not fitted.
 _BYTES = 40  # that a multiprocessor reads from L2 per cycle

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from flashrnn import Cell, get_cell
+from flashrnn.cells.gates import recurrent_only
 from flashrnn.cuda.build import build
 from flashrnn.cuda.resident import tiling
 from flashrnn.cuda.resident.source import prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
-from flashrnn.products import recurrent_only
 from tests.problems import MINIMAL_GATED
 
 TILING = Tiling(
