@@ -16,12 +16,13 @@ from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.parameters import fused
-from flashrnn.cuda.resident import concurrent_gradient, single_step, solver, tiling
+from flashrnn.cuda.resident import concurrent_gradient, single_step, solver
 from flashrnn.cuda.resident.calls import Backward, BackwardCall, Forward, Plan, producers
 from flashrnn.cuda.resident.kernel import compile_best
+from flashrnn.cuda.resident.resources import published_words, shared_bytes
 from flashrnn.cuda.resident.single_step import SingleStep
 from flashrnn.cuda.resident.source import gate_format
-from flashrnn.cuda.resident.tiling import Tiling, published_words, splits
+from flashrnn.cuda.resident.tiling import Tiling, splits
 from flashrnn.cuda.short_gradients import ShortGradients
 from flashrnn.cuda.source import finite_at_zero
 from flashrnn.cuda.spec import ALONE, Concurrency, KernelSpec, Variant, short_steps, specs_of, variant_of
@@ -292,7 +293,7 @@ def _backward_kernel(
 
 def _kernel(choose: Choose, spec: KernelSpec, device: int, dependent: bool = False) -> tuple[LoadedKernel, Tiling]:
     binary, chosen = _chosen(choose, spec)
-    shared = tiling.shared_bytes(spec, chosen)
+    shared = shared_bytes(spec, chosen)
     return load(binary, fused(spec), device, chosen.threads, shared, chosen.blocks, chosen.grid, dependent), chosen
 
 

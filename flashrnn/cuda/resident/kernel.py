@@ -10,7 +10,8 @@ from flashrnn.cells.trace import trace
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.machine_code import spills_between_products
-from flashrnn.cuda.resident import solver, tiling
+from flashrnn.cuda.resident import solver
+from flashrnn.cuda.resident.resources import shared_bytes, spillable
 from flashrnn.cuda.resident.source import prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.resident.tuned import saved_tiling
@@ -86,7 +87,7 @@ def _compile_others(spec: KernelSpec, tried: list[_Compiled], found: Iterator[Ti
 
 def _fits(spec: KernelSpec, one: _Compiled) -> bool:
     binary, choice = one
-    return binary.spilled <= SPILLED + 4 * tiling.spillable(spec, choice.grid)
+    return binary.spilled <= SPILLED + 4 * spillable(spec, choice.grid)
 
 
 def _spills(spec: KernelSpec, one: _Compiled) -> tuple[int, bool]:
@@ -99,7 +100,7 @@ def _spills(spec: KernelSpec, one: _Compiled) -> tuple[int, bool]:
 
 def compile_tiling(spec: KernelSpec, choice: Tiling) -> Binary:
     """Return the kernel with this tiling."""
-    source = prelude(spec, choice, tiling.shared_bytes(spec, choice))
+    source = prelude(spec, choice, shared_bytes(spec, choice))
     header, entry = f"resident/kernels/{spec.direction}.cuh", f"flashrnn_{spec.direction}"
     return build(source, header, entry, spec.gpu.arch, str(spec))
 

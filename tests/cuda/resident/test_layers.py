@@ -13,7 +13,7 @@ from flashrnn import FlashRNN, concurrent_layers, cuda_layer, get_cell
 from flashrnn.cuda import parameters
 from flashrnn.cuda.arguments import Argument
 from flashrnn.cuda.parameters import Parameter, fused
-from flashrnn.cuda.resident import backend, calls, input_product, layers, tiling
+from flashrnn.cuda.resident import backend, calls, input_product, layers, resources
 from flashrnn.cuda.resident.input_product import ProductTiling
 from flashrnn.cuda.resident.kernel import SPILLED, compile_best
 from flashrnn.cuda.resident.source import LAYER_CHUNKS, prelude
@@ -126,7 +126,7 @@ def overlapped(on_host, monkeypatch):  # noqa: F811
         def loop(choose, spec, device, dependent):
             assert spec.layers > 1
             chosen = tilings[spec.direction]
-            shared = tiling.shared_bytes(spec, chosen)
+            shared = resources.shared_bytes(spec, chosen)
             text, sizes = prelude(spec, chosen, shared), (chosen.blocks, chosen.threads, shared)
             of_kind = {
                 "backwards": spec.direction == "backward",
