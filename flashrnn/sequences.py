@@ -106,8 +106,10 @@ class SideBySide:
         return self._batch
 
     def spread(self, x: Tensor, backward: bool) -> Tensor:
-        """Return x [steps, ...] as [B, T, ...], with time outermost in memory. Padding is copies of the first step,
-        because gradients of a cell may not be finite at zero."""
+        """Return x [steps, ...] as [B, T, ...], with time outermost in memory.
+
+        Padding is copies of the first step, because gradients of a cell may not be finite at zero.
+        """
         rows = Spread.apply(x, self._source(backward), self._place(backward), True)
         return rows.unflatten(0, (self._steps, self._batch)).transpose(0, 1)
 

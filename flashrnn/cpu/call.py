@@ -77,8 +77,11 @@ class Prepared(NamedTuple):
     tensors: tuple[Tensor, ...]  # tensors whose addresses are in `words`
 
     def run(self, **arguments: Tensor | Sequence[Tensor | None] | None) -> None:
-        """Run the kernel. Arguments have the names of the kernels' fields; a sequence of tensors becomes an array of
-        their addresses, in which 0 stands for None."""
+        """Run the kernel.
+
+        Arguments have the names of the kernels' fields; a sequence of tensors becomes an array of their addresses, in
+        which 0 stands for None.
+        """
         words, arrays = self.words[:], []
         workspace = self._workspace()
         words[self.field["workspace"]] = workspace.data_ptr()

@@ -16,15 +16,16 @@ KERNEL = DtypeKernel("gather_rows", 256, parameters.gather_rows)
 
 
 def serves(x: Tensor, rows: int) -> bool:
-    """Return whether rows of x, which is on a GPU, consist of whole vectors, and a result with `rows` is not too
-    large."""
+    """Return whether x, on a GPU, has rows of whole vectors, and a result with `rows` rows is not too large."""
     size = x.nbytes // len(x) if len(x) else 1
     return size % _VECTOR == 0 and 0 < rows * size // _VECTOR < _MOST
 
 
 def gather_rows(x: Tensor, index: Tensor, first: bool = False) -> Tensor:
-    """Return x[index] for int64 indices [rows]. Where an index is negative, the result has zeros or, if `first`, the
-    first row."""
+    """Return x[index] for int64 indices [rows].
+
+    Where an index is negative, the result has zeros or, if `first`, the first row.
+    """
     x, gathered = aligned(x.contiguous()), x.new_empty(len(index), *x.shape[1:])
     arguments = {
         "x": x,

@@ -31,10 +31,10 @@ Parameters = tuple[Parameter, ...]
 
 
 def declaration(parameters: Parameters) -> str:
-    """Return the definition of `Params`, and two lists from which a kernel builds it: `Params
-    params{PARAMETER_NAMES};`.
+    """Return the definitions of the struct `Params` and of the lists PARAMETERS and PARAMETER_NAMES.
 
-    The kernel's own parameters have names that end with _, so that its code can only read the members of `params`.
+    A kernel takes the first list and builds `Params params{PARAMETER_NAMES};` from the second. The kernel's own
+    parameters have names that end with _, so that its code can only read the members of `params`.
     """
     shapes = [f"  // [{', '.join(map(str, one.shape))}]" if one.shape else "" for one in parameters]
     members = [f"  {one.type} {one.name};{shape}" for one, shape in zip(parameters, shapes, strict=True)]
@@ -79,8 +79,7 @@ class _Tensors:
         return Parameter(name, f"{number}* __restrict__", self._dtypes[number], shape)
 
     def shares(self, name: str, number: str, *shape: int | str) -> Parameter:
-        """Return a parameter for a tensor whose memory is also written through other pointers, by other blocks or by
-        another kernel."""
+        """Return a parameter for a tensor that is also written through other pointers, by blocks or kernels."""
         return Parameter(name, f"{number}*", self._dtypes[number.removeprefix("const ")], shape)
 
 
@@ -111,8 +110,7 @@ def _fused_forward(spec: KernelSpec) -> Parameters:
 
 
 def _chunks() -> Parameters:
-    """Return the counters of chunks that the kernel waits for, the number of blocks that count each, and the counters
-    that it increments."""
+    """Return the counters of chunks that a kernel waits for, the blocks that count each, and those it increments."""
     return (
         Parameter("arrived", "const u32*", torch.int32),
         *_numbers("producers"),
@@ -269,8 +267,7 @@ def input_product(dtype: torch.dtype) -> Parameters:
 
 
 def _gradient_rows(spec: KernelSpec) -> Parameters:
-    """Return the parameters for the rows over which d_R is summed: gradients of the gates, h, and the initial h or
-    null."""
+    """Return the parameters for the rows over which d_R is summed: gradients of gates, h, and initial h or null."""
     tensors, (_, _, GI, _, GU), N, D = _Tensors(spec), _counts(spec), spec.heads, spec.head_dim
     return (
         tensors.shares("d_x", "const scalar", B, T, GI, N, D),
@@ -350,8 +347,7 @@ def hoisted(
 
 
 def _counts(spec: KernelSpec) -> tuple[int, int, int, int, int]:
-    """Return the numbers of states, gates, gates with an input, gates with a recurrent part, and recurrent-only
-    gates."""
+    """Return the numbers of states, gates, and gates with input, with recurrent part, and recurrent-only."""
     cell = spec.cell
     kinds = cell.states, cell.gates, cell.input_gates, cell.recurrent_gates, recurrent_only(cell)
     return tuple(map(len, kinds))

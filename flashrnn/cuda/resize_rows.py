@@ -22,8 +22,10 @@ DTYPE = torch.bfloat16  # for tensors of any dtype: the kernel copies units of 1
 
 
 def resize_rows(tensors: Sequence[Tensor], size: int, axes: Sequence[int]) -> list[Tensor]:
-    """Return each contiguous tensor with its last axis (if axes = 1) or its last two, of equal size (if axes = 2),
-    truncated to `size` or padded with zeros."""
+    """Return each contiguous tensor with its last axis, or its last two, truncated or padded with zeros to `size`.
+
+    `axes`: for each tensor 1, or 2 for axes of equal size.
+    """
     resized = [x.new_empty(*x.shape[:-count], *(size,) * count) for x, count in zip(tensors, axes, strict=True)]
     jobs = list(zip(tensors, resized, axes, strict=True))
     for first in range(0, len(jobs), TENSORS_PER_LAUNCH):

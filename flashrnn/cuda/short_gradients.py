@@ -25,8 +25,10 @@ THREADS = 32 * _WARPS
 
 
 class ShortGradients:
-    """The gradients of R, b and W after backward passes of a spec. All tensors [B, T, ...] have the same memory
-    format."""
+    """The gradients of R, b and W after backward passes of a spec.
+
+    All tensors [B, T, ...] have the same memory format.
+    """
 
     def __init__(self, spec: KernelSpec, steps: int, time_major: bool, partials: int, device: int) -> None:
         """Compile and load the kernel. `partials` is the number of partial sums of the gradient of b."""

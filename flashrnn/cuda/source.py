@@ -24,8 +24,11 @@ def cell_prelude(
     early: bool = False,
     of_centred: bool = False,
 ) -> str:
-    """Return the source that all kernels of a cell need. `more`: further constants of this kernel; `scaled`: SCALED in
-    kernels/common.cuh; `early`, `of_centred`: see `head_functions`."""
+    """Return the source that all kernels of a cell need.
+
+    `more`: further constants of this kernel; `scaled`: SCALED in kernels/common.cuh; `early`, `of_centred`: see
+    `head_functions`.
+    """
     cell, variant, found = spec.cell, spec.variant, exchanges(spec.cell, spec.direction)
     reduces, statistics = trace(cell).reduces, trace(cell).statistics
     constants = {

@@ -10,8 +10,10 @@ KERNEL = DtypeKernel("sum_of_partials", 128, parameters.sum_of_partials)
 
 
 def sum_of_partials(partial: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the sum over the first axis of `partial`, rounded to `dtype`. `partial` is contiguous float32; the number
-    of sums is even."""
+    """Return the sum over the first axis of `partial`, rounded to `dtype`.
+
+    `partial` is contiguous float32; the number of sums is even.
+    """
     if partial.shape[0] == 1 and partial.dtype == dtype:
         return partial[0]
     total = partial.new_empty(partial.shape[1:], dtype=dtype)

@@ -138,8 +138,7 @@ def prelude(spec: KernelSpec, tiling: Tiling) -> str:
 
 
 def sizes_and_indices(spec: KernelSpec) -> tuple[dict[str, int], dict]:
-    """Return constants of the cell for kernels of d_R: sizes, and the indices of its recurrent gates in d_Wx and
-    d_u."""
+    """Return constants of the cell for kernels of d_R: sizes, and the indices of its gates in d_Wx and d_u."""
     cell = spec.cell
     sizes = {
         "HEADS": spec.heads,

@@ -125,8 +125,7 @@ def _width(spec: ModelSpec) -> int:
 
 
 def _sums(spec: ModelSpec) -> int:
-    """Return the number of tiles whose sums are in shared memory at a time: a multiple of four, whose rows fill a
-    warp."""
+    """Return how many tiles have sums in shared memory at a time: a multiple of four, whose rows fill a warp."""
     return -(-len(varying(spec.kernel.cell)) // 4) * 4
 
 
@@ -152,8 +151,7 @@ def _stream_rows(spec: ModelSpec, tiling: StepTiling) -> int:
 
 
 def padding(dtype: torch.dtype) -> int:
-    """Return the number of padding elements after a row of an operand in shared memory, which put rows in different
-    banks."""
+    """Return the padding elements after a row of an operand in shared memory, which put rows in different banks."""
     return _VECTOR // dtype.itemsize
 
 

@@ -65,8 +65,10 @@ class CudaFused:
         return None
 
     def padding(self, problem: Problem) -> int:
-        """Return how many units to add to a head of odd size, so that rows are aligned for 16-byte copies; 0 if that is
-        not supported, or if the padding would not stay finite."""
+        """Return how many units to add to a head of odd size, so that rows are aligned for 16-byte copies.
+
+        Return 0 if that is not supported, or if the padding would not stay finite.
+        """
         units = -problem.head_dim % 8
         wider = problem._replace(head_dim=problem.head_dim + units)
         if self.unsupported_reason(wider) or trace(problem.cell).reduces:  # which would include the added units
@@ -95,8 +97,10 @@ class CudaFused:
         bidirectional: bool = False,
         concurrency: Concurrency = ALONE,
     ) -> Forward:
-        """Return the forward pass on `device` of calls whose Wx has this shape, these strides and this dtype, and is
-        dense. `half_bias`: b has the dtype of Wx, which has 16 bits. `bidirectional`: see `Residual`."""
+        """Return the forward pass on `device` of calls whose Wx is dense, with this shape, stride and dtype.
+
+        `half_bias`: b has the dtype of Wx, which has 16 bits. `bidirectional`: see `Residual`.
+        """
         sizes = Wx.shape, Wx.stride(), Wx.dtype, device
         tf32 = tf32_allowed(Wx.dtype, device)
         return _forward(
@@ -114,8 +118,7 @@ class CudaFused:
         reset: bool,
         training: bool,
     ) -> SingleStep | None:
-        """Return a function for single steps of layers, without both directions; None if the kernels for sequences are
-        faster."""
+        """Return a function for single steps of layers of one direction; None if kernels for sequences are faster."""
         if not single_step.serves(cell, heads * head_dim, batch, dtype):
             return None
         spec = single_step.spec_of(cell, heads, head_dim, batch, dtype, device_gpu(device.index))

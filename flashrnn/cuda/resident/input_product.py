@@ -52,8 +52,7 @@ class ProductTiling:
 
     @staticmethod
     def of(spec: KernelSpec) -> "ProductTiling | None":
-        """Return the tiling with the fewest blocks that takes no longer than the time steps of a layer; None if there
-        is none."""
+        """Return the tiling with the fewest blocks that is as fast as a layer's steps; None if there is none."""
         H, backward = spec.heads * spec.head_dim, spec.direction == "backward"
         gates = len(spec.cell.input_gates) * H
         K, width = (gates, H) if backward else (H, gates)

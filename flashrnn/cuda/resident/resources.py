@@ -54,8 +54,7 @@ def registers(spec: KernelSpec, tiling: Tiling) -> Expression:
 
 
 def polled_words(spec: KernelSpec, tiling: Tiling) -> Operand:
-    """Return the registers for the words that a lane of a grid polls at once in a reduction over units, needed only
-    briefly."""
+    """Return the registers for the words that a lane of a grid polls at once, which are needed only briefly."""
     if not tiling.grid:
         return 0
     pairs = max((one.pairs for one in exchanges(spec.cell, spec.direction)), default=0)
@@ -63,14 +62,15 @@ def polled_words(spec: KernelSpec, tiling: Tiling) -> Operand:
 
 
 def spillable(spec: KernelSpec, grid: bool) -> int:
-    """Return how many registers may spill in the loop: none, except if steps reduce over units in a cluster. In a grid,
-    where a kernel needs fewer registers, each exchange takes longer than all that spills."""
+    """Return how many registers may spill in the loop: none, except if steps reduce over units in a cluster.
+
+    In a grid, where a kernel needs fewer registers, each exchange takes longer than all that spills.
+    """
     return 40 if trace(spec.cell).reduces and not grid else 0
 
 
 def more_operations(cell: Cell, direction: str) -> int:
-    """Return by how many operations the step of a cell that reduces over units exceeds that of an LSTM; 0 for other
-    cells."""
+    """Return how many more operations than an LSTM's a step has that reduces over units; 0 for other steps."""
     return max(0, operation_count(cell, direction) - operation_count(LSTM, direction)) if trace(cell).reduces else 0
 
 

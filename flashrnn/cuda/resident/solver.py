@@ -44,8 +44,10 @@ _BATCH, _SPREAD = "batch", "spread"  # quantities of the problem that are not fi
 
 
 def tilings(spec: KernelSpec) -> Iterator[Tiling]:
-    """Yield the tilings that fit, the best by estimate first. Raises Infeasible, which names the violated
-    constraints."""
+    """Yield the tilings that fit, the best by estimate first.
+
+    Raises Infeasible, which names the violated constraints.
+    """
     return (tiling for _, tiling in estimates(spec))
 
 
@@ -75,8 +77,10 @@ def _as_tiling(spec: KernelSpec, solution: Solution, grid: bool) -> Tiling:
 
 
 def infeasible(spec: KernelSpec) -> Infeasible | None:
-    """Return why no tiling fits, or None if one does. The batch size is ignored, because it may have any number of
-    tiles."""
+    """Return why no tiling fits, or None if one does.
+
+    The batch size is ignored, because it may have any number of tiles.
+    """
     spec = _of_any_batch(spec)
     return _infeasible(spec, grid=False) and _infeasible(spec, grid=True)
 
@@ -200,8 +204,7 @@ def _spread_columns(
 
 
 def _sequences_in_one_wave(spec: KernelSpec, size: int, at_once: int) -> int:
-    """Return the even number of sequences, at most 16, with which clusters of `size` blocks serve the batch in one
-    wave.
+    """Return the even number of sequences, at most 16, with which clusters serve the batch in one wave.
 
     It is small, because the exchange between the blocks of a cluster takes longer for more sequences. If every head
     still gets a cluster, multiprocessors are left for d_R.
@@ -249,8 +252,10 @@ def likely_tiling(spec: KernelSpec) -> Tiling:
 
 
 def cycles(spec: KernelSpec, tiling: Tiling) -> float:
-    """Return the estimated clock cycles of a time step of the whole batch. The tiling may have been chosen for another
-    batch."""
+    """Return the estimated clock cycles of a time step of the whole batch.
+
+    The tiling may have been chosen for another batch.
+    """
     return _estimate_for(spec, tiling)(tiling, spec.batch)
 
 

@@ -54,8 +54,7 @@ class Tiling:
 
     @property
     def distribution(self) -> "Tiling":
-        """Return the tiling without its stages and its fragments of R in registers, which do not affect how the work is
-        distributed."""
+        """Return the tiling without what does not affect how work is distributed: stages, and R in registers."""
         return replace(self, stages=0, register_fragments=0)
 
     def batches(self, batch: int) -> int:
@@ -65,8 +64,10 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Unknowns(Tiling):
-    """The unknowns of a problem. `spread` follows from the others, but as an unknown it gives tighter bounds of the
-    estimate."""
+    """The unknowns of a problem.
+
+    `spread` follows from the others, but as an unknown it gives tighter bounds of the estimate.
+    """
 
     spread: Operand = 0
 

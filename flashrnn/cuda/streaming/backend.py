@@ -167,8 +167,7 @@ def header(spec: KernelSpec) -> str:
 
 
 def in_order(rows: Tensor, tiling: Tiling) -> Tensor:
-    """Return [N, rows per unit, D, K] as [N, unit blocks, vectors, rows of a block, numbers of a vector], padded with
-    zeros.
+    """Return [N, rows per unit, D, K] as [N, unit blocks, vectors, rows of a block, numbers], padded with zeros.
 
     A warp then reads consecutive memory when it multiplies one vector of every row.
     """

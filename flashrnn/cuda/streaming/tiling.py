@@ -91,8 +91,10 @@ def _infeasible(spec: KernelSpec) -> str | None:
 
 
 def best_tiling(spec: KernelSpec) -> Tiling:
-    """Return the tiling that should be fastest. Raises Infeasible, which names the constraints that exclude each
-    other."""
+    """Return the tiling that should be fastest.
+
+    Raises Infeasible, which names the constraints that exclude each other.
+    """
     return _best_tiling(spec.of_all_variants)
 
 
@@ -144,8 +146,10 @@ def _cycles(spec: KernelSpec, tiling: Tiling, cells: Operand, batch: Operand) ->
 
 
 def cycles(spec: KernelSpec, tiling: Tiling) -> float:
-    """Return the estimated clock cycles of a time step of the whole batch. The tiling may have been chosen for another
-    batch."""
+    """Return the estimated clock cycles of a time step of the whole batch.
+
+    The tiling may have been chosen for another batch.
+    """
     cells = ceil_div(16 * tiling.seq_tiles * tiling.units, 32 * tiling.warps)
     return _cycles(spec, tiling, cells, spec.batch).evaluate({})
 
@@ -174,8 +178,10 @@ def _registers(spec: KernelSpec, tiling: Tiling, cells: Expression) -> Expressio
 
 
 def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
-    """Return the bytes of a block's shared memory. The sums of every warp have rows of SUM_STRIDE floats
-    (stream.cuh)."""
+    """Return the bytes of a block's shared memory.
+
+    The sums of every warp have rows of SUM_STRIDE floats (stream.cuh).
+    """
     rows = Rows.of(spec).per_unit * tiling.units
     sums = tiling.warps * 16 * tiling.seq_tiles * (rows + (40 - rows % 32) % 32) * 4
     return sums + _reduction_bytes(spec, tiling.units, tiling.seq_tiles)
