@@ -121,7 +121,7 @@ struct Loop {
 #if REDUCES
     if constexpr (DENSE) SliceSums<GR>{c, shared.sums, coord}.store_for_all_lanes();  // all warps
     EarlyValues::Cells early;
-    auto u = [&](float (&sums)[GR][CELLS], float (&mean_square)[1][CELLS]) {
+    auto u = [&](float (&sums)[GR][CELLS], float (&mean_square)[CELLS]) {
       if constexpr (CENTRED) squares().store(c);
       reduce_slices<GR>(sums, c, shared.sums, coord);
       if constexpr (CENTRED) squares().load(mean_square);

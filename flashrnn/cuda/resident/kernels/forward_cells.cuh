@@ -93,12 +93,14 @@ struct Results {
 };
 
 // Computes one element-wise step of the lane's cells from inputs v, recurrent sums u and what is carried. Sets the new
-// states in `carried` and the stored gates in `results`. If the step reduces over units, recurrent_sums(u) computes u,
-// as late as possible; HELPED, another warp has computed `early`; CENTRED, it also returns their mean square.
+// states in `carried` and the stored gates in `results`. If the step reduces over units, recurrent_sums(u, mean_square)
+// computes u and, CENTRED, its mean square, as late as possible; HELPED, another warp has computed `early`.
 #if REDUCES
+constexpr int MEAN_SQUARE = CENTRED ? GATES : 0;  // CENTRED: the mean square of the recurrent gates follows the gates
+using GateCells = float[GATES + CENTRED][CELLS];
 // Sets those gates of the lane's cells that have a recurrent part, or all others.
 template <bool RECURRENT>
-DEVICE void assemble_gates(float (&g)[GATES][CELLS], const CarriedCells& carried, const float (&v)[GI][CELLS], const float (&u)[GR][CELLS]) {
+DEVICE void assemble_gates(GateCells& g, const CarriedCells& carried, const float (&v)[GI][CELLS], const float (&u)[GR][CELLS]) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll
@@ -111,7 +113,8 @@ DEVICE void assemble_gates(float (&g)[GATES][CELLS], const CarriedCells& carried
 // HELPED: computes the early values of a step from its inputs v.
 template <class Units>
 DEVICE void early_cells(EarlyValues::Cells& early, const CarriedCells& carried, const float (&v)[GI][CELLS], const Units& units) {
-  float g[GATES][CELLS], u[GR][CELLS];
+  GateCells g;
+  float u[GR][CELLS];
   assemble_gates<false>(g, carried, v, u);
   if constexpr (HELPED) cells_forward_early(g, [] {}, early, units);
 }
@@ -119,18 +122,16 @@ DEVICE void early_cells(EarlyValues::Cells& early, const CarriedCells& carried, 
 template <class RecurrentSums>
 DEVICE void step_cells(CarriedCells& carried, Results& results, const float (&v)[GI][CELLS], const RecurrentSums& recurrent_sums,
                        const EarlyValues::Cells& early, const bool (&valid)[CELLS], const UnitReductions& units) {
-  float g[GATES][CELLS], old[STATES][CELLS], fresh[STATES][CELLS], stored[GATES][CELLS];
+  GateCells g;
+  float old[STATES][CELLS], fresh[STATES][CELLS], stored[GATES][CELLS];
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll
     for (int i = 0; i < STATES; i++) old[i][q] = masked(carried.s[i][q], carried.masks[q / PAIR]);
   float u[GR][CELLS];
   assemble_gates<false>(g, carried, v, u);
-  float mean_square[1][CELLS];
-  auto recurrent_gates = [&](float (&)[GATES][CELLS]) { recurrent_sums(u, mean_square), assemble_gates<true>(g, carried, v, u); };
-  if constexpr (HELPED && CENTRED) cells_forward(g, old, mean_square, early, recurrent_gates, fresh, results.statistics, stored, units);
-  else if constexpr (HELPED) cells_forward(g, old, early, recurrent_gates, fresh, results.statistics, stored, units);
-  else if constexpr (CENTRED) cells_forward(g, old, mean_square, recurrent_gates, fresh, results.statistics, stored, units);
+  auto recurrent_gates = [&](GateCells&) { recurrent_sums(u, g[MEAN_SQUARE]), assemble_gates<true>(g, carried, v, u); };
+  if constexpr (HELPED) cells_forward(g, old, early, recurrent_gates, fresh, results.statistics, stored, units);
   else cells_forward(g, old, recurrent_gates, fresh, results.statistics, stored, units);
 #pragma unroll
   for (int q = 0; q < CELLS; q++)

@@ -75,7 +75,7 @@ struct SquareSums {
     }
   }
   // Returns the mean squares of the lane's sequences. The block must have synchronised since the parts were stored.
-  DEVICE void load(float (&mean)[1][CELLS]) const {
+  DEVICE void load(float (&mean)[CELLS]) const {
 #pragma unroll
     for (int q = 0; q < CELLS; q += 2) {
       const float* from = parts + coord.sequence(q) / SPREAD * PITCH + coord.lane_in_quad * OF_LANE;
@@ -90,7 +90,7 @@ struct SquareSums {
       for (int left = OF_LANE / 2; left > 0; left /= 2)
 #pragma unroll
         for (int i = 0; i < left; i++) of_lane[i] += of_lane[i + left];
-      mean[0][q] = mean[0][q + 1] = sum_of_quad(of_lane[0]) * (1.0f / (GR * D));
+      mean[q] = mean[q + 1] = sum_of_quad(of_lane[0]) * (1.0f / (GR * D));
     }
   }
 
