@@ -81,6 +81,7 @@ DEVICE void to_gate(__half& gate, float x) { gate = __ushort_as_half(static_cast
 template <class S>
 struct PairOf {
   u32 word;
+  DEVICE void round(float low, float high) { word = pack(low, high); }
   DEVICE u32 next_split() const { return word; }
   DEVICE void multiply(float) {}  // only floats are SCALED
   DEVICE float magnitude() const { return 0; }
@@ -88,6 +89,7 @@ struct PairOf {
 template <>
 struct PairOf<float> {
   float low, high;
+  DEVICE void round(float new_low, float new_high) { low = new_low, high = new_high; }
   DEVICE u32 next_split() {
     u32 word = pack(low, high);
     float2 rounded = unpack(word);

@@ -13,12 +13,9 @@ constexpr bool WIDE = D % CELLS == 0;  // a thread has all of its CELLS units or
 DEVICE float2 to_floats(PairOf<float> pair) { return make_float2(pair.low, pair.high); }
 template <class S>
 DEVICE float2 to_floats(PairOf<S> pair) { return unpack(pair.word); }
-DEVICE void round(PairOf<float>& pair, float low, float high) { pair.low = low, pair.high = high; }
-template <class S>
-DEVICE void round(PairOf<S>& pair, float low, float high) { pair.word = pack(low, high); }
 
 // Rounds values as gates are rounded: half types to float16, which is more precise than bfloat16 (residual.py).
-DEVICE void round_gates(PairOf<float>& pair, float low, float high) { round(pair, low, high); }
+DEVICE void round_gates(PairOf<float>& pair, float low, float high) { pair.round(low, high); }
 template <class S>
 DEVICE void round_gates(PairOf<S>& pair, float low, float high) { pair.word = pack_gates(low, high); }
 
@@ -124,7 +121,7 @@ struct Row {
   }
   DEVICE void set(int j, const float (&values)[CELLS]) {
 #pragma unroll
-    for (int p = 0; p < CELLS / 2; p++) round(units[j].pairs[p], values[2 * p], values[2 * p + 1]);
+    for (int p = 0; p < CELLS / 2; p++) units[j].pairs[p].round(values[2 * p], values[2 * p + 1]);
   }
   DEVICE void set_gate(int j, const float (&values)[CELLS]) {
 #pragma unroll

@@ -104,7 +104,7 @@ DEVICE void store_product(char* memory, int rows, Left left, Right right, Pair* 
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const i64 to = index(warp * WARP_UNITS + m * 16 + half * 8 + lane / 4, n + lane % 4 * 2);
-        if (to >= 0) round(result[to / 2], make_float2(c[m][n / 8][2 * half], c[m][n / 8][2 * half + 1]));
+        if (to >= 0) result[to / 2].round(c[m][n / 8][2 * half], c[m][n / 8][2 * half + 1]);
       }
 }
 
@@ -162,6 +162,6 @@ flashrnn_short_gradients(PARAMETERS) {
   const i64 pair = i64(block) * THREADS + threadIdx.x;
   if (pair >= params.pairs) return;
   const float2 sum = sum_of_pair(params.partial, params.partials, params.pairs, pair);
-  if (params.half_bias) round(reinterpret_cast<Pair*>(params.d_b)[pair], sum);
-  else round(reinterpret_cast<PairOf<float>*>(params.d_b)[pair], sum);
+  if (params.half_bias) reinterpret_cast<Pair*>(params.d_b)[pair].round(sum.x, sum.y);
+  else reinterpret_cast<PairOf<float>*>(params.d_b)[pair].round(sum.x, sum.y);
 }
