@@ -47,7 +47,7 @@ class LoadedKernel:
         )  # fmt: skip
         self._config = cache(self._make_config)
         self._parameters = parameters
-        self.launch = self.with_known()
+        self.launch = self.bind()
         self._launch, results = driver.cuLaunchKernelEx, driver.CUresult
         self._success, self._no_context = results.CUDA_SUCCESS, results.CUDA_ERROR_INVALID_CONTEXT
         attribute = driver.CUfunction_attribute
@@ -86,7 +86,7 @@ class LoadedKernel:
         wave = self.at_once if self.grid else groups
         return ((first, min(wave, groups - first)) for first in range(0, groups, wave))
 
-    def with_known(self, **arguments: int) -> "Launch":
+    def bind(self, **arguments: int) -> "Launch":
         """Return a launcher in which these arguments, the last ones of the kernel, are bound."""
         return Launch(self, Packed(self._parameters, arguments))
 

@@ -37,7 +37,7 @@ class ShortGradients:
         self._width = len(cell.input_gates) * N * D
         pairs = len(cell.gates) * N * D // 2
         known = {"B": spec.batch, "T": steps, "row_t": spec.batch if time_major else 1}
-        self._launch = _kernel(spec, device).with_known(**known, partials=partials, pairs=pairs)
+        self._launch = _kernel(spec, device).bind(**known, partials=partials, pairs=pairs)
         self._tiles = N * _tiles(self._R[0] * D, _UNITS) * _tiles(D, _COLUMNS)  # of d_R
         self._of_W, self._of_b = _tiles(self._width, _UNITS), _tiles(pairs, THREADS)
         self._vector = min(16 // spec.dtype.itemsize, D & -D)

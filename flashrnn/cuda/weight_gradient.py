@@ -69,7 +69,7 @@ class WeightGradient:
         self._partials = k_splits if k_splits > 1 or tiling.blocks == 1 else 0
         self._shape = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim, spec.head_dim
         sizes = {"B": B, "T": T, "row_t": B if time_major else 1, "block_rows": -(-B * T // (k_splits * tiling.blocks))}
-        self._launch, self._groups = kernel.with_known(**sizes), k_splits * tiling.groups
+        self._launch, self._groups = kernel.bind(**sizes), k_splits * tiling.groups
 
     def __call__(self, d_Wx: Tensor, d_u: Tensor, h: Tensor, states: Tensor | None, reset: Tensor | None) -> Tensor:
         """Return d_R, as `products.weight_gradient_of_states` does. With a kernel, the shape of h is ignored."""

@@ -128,7 +128,7 @@ class HostKernel:
     def waves(self, groups: int) -> Iterator[tuple[int, int]]:
         return iter([(0, groups)])
 
-    def with_known(self, **known: int) -> Callable[[int, Mapping[str, Argument]], None]:
+    def bind(self, **known: int) -> Callable[[int, Mapping[str, Argument]], None]:
         return lambda groups, arguments: self.launch(groups, {**arguments, **known})
 
     def launch(self, groups: int, by_name: Mapping[str, Argument]) -> None:

@@ -243,7 +243,7 @@ def _plan(
     row_b, row_t = (1, B) if time_major else (T, 1)
     sizes = {"B": B, "T": T, "row_b": row_b, "row_t": row_t, **_step_bytes(spec, row_t)}
     launches = [
-        (groups, kernel.with_known(first_group=first, used_sequences=tiling.sequences, **sizes))
+        (groups, kernel.bind(first_group=first, used_sequences=tiling.sequences, **sizes))
         for first, groups in kernel.waves(tiling.batches(B) * N)
     ]
     short = after = None

@@ -38,7 +38,7 @@ class SingleStep:
         cell, B, N, D = spec.cell, spec.batch, spec.heads, spec.head_dim
         self.states, self.batch, self.size, self.backward = len(cell.states), B, N * D, backward
         self.gate_format = gate_format(cell, N, D, spec.dtype)
-        self._launch = _kernel(spec, device.index).with_known(B=B)
+        self._launch = _kernel(spec, device.index).bind(B=B)
         self._blocks = -(-self.size // _WARPS) * -(-B // _SEQUENCES)
         rows = torch.empty(B, 1, 1, N, D, dtype=spec.dtype, device="meta")
         residual = empty_aux(cell, rows, False, True), empty_gates(cell, rows, True, self.gate_format)
