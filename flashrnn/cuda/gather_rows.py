@@ -6,13 +6,25 @@ PyTorch's `index_select` copies element by element, and padding with zeros needs
 import torch
 from torch import Tensor
 
-from flashrnn.cuda import parameters
 from flashrnn.cuda.dtype_kernel import DtypeKernel
+from flashrnn.cuda.parameters import Parameter, Parameters, numbers
 from flashrnn.memory_format import aligned
 
 DTYPE = torch.bfloat16  # for tensors of any dtype: the kernel copies vectors of 16 bytes
 _VECTOR, _AT_ONCE, _MOST = 16, 4, 2**31  # bytes; vectors of a thread; vectors of a result
-KERNEL = DtypeKernel("gather_rows", 256, parameters.gather_rows)
+
+
+def parameters(dtype: torch.dtype) -> Parameters:
+    """Return the parameters of kernels/gather_rows.cuh."""
+    return (
+        Parameter("x", "const uint4* __restrict__"),
+        Parameter("index", "const i64* __restrict__", torch.int64),
+        Parameter("gathered", "uint4* __restrict__"),
+        *numbers("vectors", "all", "first"),
+    )
+
+
+KERNEL = DtypeKernel("gather_rows", 256, parameters)
 
 
 def serves(x: Tensor, rows: int) -> bool:

@@ -3,10 +3,20 @@
 import torch
 from torch import Tensor
 
-from flashrnn.cuda import parameters
 from flashrnn.cuda.dtype_kernel import DtypeKernel
+from flashrnn.cuda.parameters import Parameter, Parameters, numbers
 
-KERNEL = DtypeKernel("sum_of_partials", 128, parameters.sum_of_partials)
+
+def parameters(dtype: torch.dtype) -> Parameters:
+    """Return the parameters of kernels/sum_of_partials.cuh."""
+    return (
+        Parameter("partial", "const float2* __restrict__", torch.float32, ("partials", "pairs", 2)),
+        Parameter("total", "Pair* __restrict__", dtype, ("pairs", 2)),
+        *numbers("partials", "pairs"),
+    )
+
+
+KERNEL = DtypeKernel("sum_of_partials", 128, parameters)
 
 
 def sum_of_partials(partial: Tensor, dtype: torch.dtype) -> Tensor:

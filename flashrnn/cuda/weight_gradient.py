@@ -9,10 +9,9 @@ from torch import Tensor
 
 from flashrnn import products
 from flashrnn.cells.gates import class_indices, recurrent_only
-from flashrnn.cuda import parameters
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.parameters import declaration
+from flashrnn.cuda.parameters import B, Parameter, Parameters, T, Tensors, counts, declaration, numbers
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.sum_of_partials import sum_of_partials
@@ -92,6 +91,29 @@ class WeightGradient:
         return d_R if partial is None else sum_of_partials(partial, h.dtype)
 
 
+def parameters(spec: KernelSpec) -> Parameters:
+    """Return the parameters of kernels/weight_gradient.cuh."""
+    GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
+    return (
+        *gradient_rows(spec),
+        Tensors(spec).writes("partial", "float"),
+        Parameter("d_R", "u32* __restrict__", spec.dtype, (GR, N, D, D)),
+        *numbers("B", "T", "row_t", "block_rows"),
+    )
+
+
+def gradient_rows(spec: KernelSpec) -> Parameters:
+    """Return the parameters for the rows over which d_R is summed: gradients of gates, h, and initial h or null."""
+    tensors, (_, _, GI, _, GU), N, D = Tensors(spec), counts(spec), spec.heads, spec.head_dim
+    return (
+        tensors.shares("d_x", "const scalar", B, T, GI, N, D),
+        tensors.shares("d_u", "const scalar", B, T, GU, N, D),
+        tensors.shares("h", "const scalar", B, T, N, D),
+        tensors.shares("initial", "const scalar", B, N, D),
+        tensors.shares("reset", "const unsigned char", B, T),
+    )
+
+
 def previous_h(h: Tensor, states: Tensor | None, reset: Tensor | None) -> dict[str, Tensor | None]:
     """Return the arguments from which kernels/previous_h.cuh takes h before each step."""
     initial = None if states is None else aligned(states[0].to(h.dtype).contiguous())
@@ -113,7 +135,7 @@ def prepare_weight_gradient(spec: KernelSpec, device: int) -> None:
 def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Tiling]:
     binary, tiling = compile_kernel(spec)
     shape = 32 * tiling.warps, tiling.shared_bytes, tiling.blocks, False
-    return load(binary, parameters.weight_gradient(spec), device, *shape), tiling
+    return load(binary, parameters(spec), device, *shape), tiling
 
 
 def compile_kernel(spec: KernelSpec) -> tuple[Binary, Tiling]:
@@ -134,7 +156,7 @@ def prelude(spec: KernelSpec, tiling: Tiling) -> str:
         "SHARED_BYTES_EXPECTED": tiling.shared_bytes,
     }
     source = definitions(spec.dtype, sizes | constants, indices)
-    return "\n".join((source, declaration(parameters.weight_gradient(spec))))
+    return "\n".join((source, declaration(parameters(spec))))
 
 
 def sizes_and_indices(spec: KernelSpec) -> tuple[dict[str, int], dict]:

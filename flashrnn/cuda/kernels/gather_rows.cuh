@@ -4,7 +4,7 @@
 
 constexpr int AT_ONCE = 4;  // loads of a thread in flight
 
-// Params: types and shapes are in parameters.py. x, index -> gathered: row i is row index[i] of x or, if that is
+// Params: types and shapes are in gather_rows.py. x, index -> gathered: row i is row index[i] of x or, if that is
 // negative, zeros or, if `first`, the first row. Rows have `vectors` vectors of 16 bytes; there are `all` in the
 // result, fewer than 2^31.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)

@@ -145,7 +145,7 @@ DEVICE void add_inputs(float (&g)[GATES][CELLS], const float (&b)[GATES][CELLS],
     for (int q = 0; q < CELLS; q++) g[j][q] = INPUT_OF[j] >= 0 ? b[j][q] + x.get(INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0, q) : b[j][q];
 }
 
-// Params: types and shapes are in parameters.py. x, bias -> values, rounded as gates.
+// Params: types and shapes are in hoisted.py. x, bias -> values, rounded as gates.
 #ifdef FORWARD
 extern "C" __global__ void __launch_bounds__(THREADS)
 flashrnn_hoisted(PARAMETERS) {

@@ -2,7 +2,7 @@
 #pragma once
 #include "kernels/common.cuh"
 
-// Params: types and shapes are in parameters.py. reset, with strides of_b and of_t -> bits: bit k of word w of a
+// Params: types and shapes are in reset_bits.py. reset, with strides of_b and of_t -> bits: bit k of word w of a
 // sequence is step 32 w + k.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 flashrnn_reset_bits(PARAMETERS) {

@@ -87,7 +87,7 @@ DEVICE void resize_elements(const Resize& job, i64 first) {
   }
 }
 
-// Params: types and shapes are in parameters.py. The blocks of each tensor follow those of the previous tensor.
+// Params: types and shapes are in resize_rows.py. The blocks of each tensor follow those of the previous tensor.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 flashrnn_resize_rows(PARAMETERS) {
   const Resize tensors[] = {PARAMETER_NAMES};

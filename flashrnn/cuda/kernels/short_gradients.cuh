@@ -146,7 +146,7 @@ DEVICE void store_d_W(const Params& params, char* memory, int rows, int tile) {
       });
 }
 
-// Params: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> d_R; d_x, input -> d_W
+// Params: types and shapes are in short_gradients.py. d_x, d_u, h, initial h or null, reset -> d_R; d_x, input -> d_W
 // (features = 0 without it); partial -> d_b, the sum over its first axis, in the dtype of h if half_bias, else in
 // float32. The grid has the tiles of d_R, then those of d_W, then the blocks of d_b.
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -2,7 +2,7 @@
 #pragma once
 #include "kernels/partial_sums.cuh"
 
-// Params: types and shapes are in parameters.py. partial -> total, the sum over its first axis.
+// Params: types and shapes are in sum_of_partials.py. partial -> total, the sum over its first axis.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 flashrnn_sum_of_partials(PARAMETERS) {
   const Params params{PARAMETER_NAMES};

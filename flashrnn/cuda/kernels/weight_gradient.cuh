@@ -134,9 +134,9 @@ DEVICE void reduce_scatter(u32 shared, int rank, float* partial, u32* d_R, const
   }
 }
 
-// Params: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> partial [K splits, GR, N, D,
-// D] or, if that is null because there is one split, d_R. Batch and time may be swapped in memory: consecutive steps
-// are row_t rows apart. There are K splits x gate groups x head groups clusters; each block of a cluster sums
+// Params: types and shapes are in weight_gradient.py. d_x, d_u, h, initial h or null, reset -> partial [K splits, GR,
+// N, D, D] or, if that is null because there is one split, d_R. Batch and time may be swapped in memory: consecutive
+// steps are row_t rows apart. There are K splits x gate groups x head groups clusters; each block of a cluster sums
 // `block_rows` rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
 flashrnn_weight_gradient(PARAMETERS) {

@@ -15,10 +15,10 @@ from flashrnn.cuda.ahead import meanwhile
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.parameters import fused
 from flashrnn.cuda.resident import concurrent_gradient, single_step, solver
 from flashrnn.cuda.resident.calls import Backward, BackwardCall, Forward, Plan, producers
 from flashrnn.cuda.resident.kernel import compile_best
+from flashrnn.cuda.resident.parameters import fused
 from flashrnn.cuda.resident.resources import published_words, shared_bytes
 from flashrnn.cuda.resident.single_step import SingleStep
 from flashrnn.cuda.resident.source import gate_format

@@ -12,14 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashrnn.cuda import parameters
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.parameters import declaration
+from flashrnn.cuda.parameters import Parameter, Parameters, Tensors, declaration, numbers
 from flashrnn.cuda.resident.source import CHUNK_UNIT
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.cuda.weight_gradient import WIDEST, previous_h, sizes_and_indices
+from flashrnn.cuda.weight_gradient import WIDEST, gradient_rows, previous_h, sizes_and_indices
 from flashrnn.memory_format import batch_time_strides
 
 _BLOCK = 64  # columns of a block in shared memory (128-byte swizzle)
@@ -215,12 +214,25 @@ class ConcurrentGradient:
         return self._d_R
 
 
+def parameters(spec: KernelSpec) -> Parameters:
+    """Return the parameters of resident/kernels/concurrent_gradient.cuh."""
+    GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
+    return (
+        *gradient_rows(spec),
+        Tensors(spec).writes("d_R", "scalar", GR, N, D, D),
+        Tensors(spec).writes("sums", "float"),
+        Parameter("added", "u32*", torch.int32),
+        Parameter("progress", "const u32*", torch.int32),
+        *numbers("producers", "B", "T", "row_t"),
+    )
+
+
 @cache
 def _kernel(spec: KernelSpec, tiling: Tiling, device: int) -> LoadedKernel:
     # All of the shared memory, so that each block gets a multiprocessor that the loop does not use.
     shape = tiling.threads(spec.dtype), spec.gpu.shared_per_block, 1, False
     dependent = not tiling.resumes
-    return load(compile_kernel(spec, tiling), parameters.concurrent_gradient(spec), device, *shape, dependent)
+    return load(compile_kernel(spec, tiling), parameters(spec), device, *shape, dependent)
 
 
 def compile_kernels(spec: KernelSpec, tiling: Tiling) -> None:
@@ -254,7 +266,7 @@ def prelude(spec: KernelSpec, tiling: Tiling) -> str:
         "SHARED_BYTES_EXPECTED": spec.gpu.shared_per_block,
     }
     source = definitions(spec.dtype, sizes | constants, indices, spec.variant.tf32)
-    return "\n".join((source, declaration(parameters.concurrent_gradient(spec)), *_wgmma_of(tiling.columns, second)))
+    return "\n".join((source, declaration(parameters(spec)), *_wgmma_of(tiling.columns, second)))
 
 
 def _second_column(spec: KernelSpec, tiling: Tiling) -> int:

@@ -6,11 +6,11 @@ from itertools import product
 
 import torch
 
-from flashrnn.cuda import parameters
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.parameters import declaration
+from flashrnn.cuda.parameters import Parameter, Parameters, declaration, numbers
 from flashrnn.cuda.resident import solver
+from flashrnn.cuda.resident.parameters import chunks
 from flashrnn.cuda.resident.source import LAYER_CHUNKS
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import KernelSpec
@@ -67,6 +67,17 @@ class ProductTiling:
         return None
 
 
+def parameters(dtype: torch.dtype) -> Parameters:
+    """Return the parameters of resident/kernels/input_product.cuh."""
+    return (
+        Parameter("rows", "const scalar*", dtype),
+        Parameter("W", "const scalar* __restrict__", dtype),
+        Parameter("product", "scalar*", dtype),
+        *chunks(),
+        *numbers("B", "T", "row_t"),
+    )
+
+
 def compile_product(spec: KernelSpec, tiling: ProductTiling) -> Binary:
     """Return the compiled kernel of a product. This needs no GPU."""
     header, entry = "resident/kernels/input_product.cuh", "flashrnn_input_product"
@@ -85,10 +96,10 @@ def prelude(dtype: torch.dtype, tiling: ProductTiling) -> str:
         "LAYER_CHUNK": tiling.chunk,
         "SHARED_BYTES_EXPECTED": tiling.shared_bytes,
     }
-    return "\n".join((definitions(dtype, constants, {}), declaration(parameters.input_product(dtype))))
+    return "\n".join((definitions(dtype, constants, {}), declaration(parameters(dtype))))
 
 
 @cache
 def product_kernel(spec: KernelSpec, tiling: ProductTiling, cluster: int, device: int) -> LoadedKernel:
     shape = THREADS, tiling.shared_bytes, cluster, False
-    return load(compile_product(spec, tiling), parameters.input_product(spec.dtype), device, *shape, dependent=True)
+    return load(compile_product(spec, tiling), parameters(spec.dtype), device, *shape, dependent=True)

@@ -19,8 +19,8 @@ from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.parameters import streaming
 from flashrnn.cuda.spec import KernelSpec, specs_of, variant_of
+from flashrnn.cuda.streaming.parameters import streaming
 from flashrnn.cuda.streaming.tiling import (
     SOLVER,
     Tiling,

@@ -16,9 +16,10 @@ from flashrnn.cells.trace import trace
 from flashrnn.constrint import ConstraintProblem, Expression, Infeasible, ceil_div, minimum
 from flashrnn.constrint.expressions import Operand
 from flashrnn.cuda.buckets import Solver
-from flashrnn.cuda.parameters import declaration, streaming
+from flashrnn.cuda.parameters import declaration
 from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec
+from flashrnn.cuda.streaming.parameters import streaming
 
 # Clock cycles on an H100, from its data sheet and from what docs/kernels.md reports of other kernels; not fitted.
 _BYTES = 40  # that a multiprocessor reads from L2 per cycle

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from flashrnn import get_cell, products
 from flashrnn.cells.gates import recurrent_only
-from flashrnn.cuda import parameters
 from flashrnn.cuda.parameters import Parameter
 from flashrnn.cuda.resident import backend
 from flashrnn.cuda.resident import concurrent_gradient as module
@@ -20,6 +19,7 @@ from flashrnn.cuda.resident.concurrent_gradient import (
     Tiling,
     compile_kernel,
     overlapped,
+    parameters,
     prelude,
 )
 from flashrnn.cuda.resident.solver import tilings
@@ -78,7 +78,7 @@ def on_host(monkeypatch):
         @cache
         def kernel(spec, tiling, device):
             header, text = "resident/kernels/concurrent_gradient.cuh", prelude(spec, tiling)
-            shape, own = (None, tiling.threads(spec.dtype), H100.shared_per_block), parameters.concurrent_gradient(spec)
+            shape, own = (None, tiling.threads(spec.dtype), H100.shared_per_block), parameters(spec)
             if tiling.resumes:
                 return HostKernel(compile_for_host("flashrnn_concurrent_gradient", text, header), own, *shape)
             loop = f"constexpr bool BEGINS_LATE = {int(late)};" + LOOP

@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from flashrnn import Cell, FlashRNN, cuda_layer, flashrnn, functional, get_cell, repeated, residual
 from flashrnn.cuda import dtype_kernel, short_gradients, spec, weight_gradient
 from flashrnn.cuda.arguments import Argument
-from flashrnn.cuda.parameters import fused
 from flashrnn.cuda.resident import backend, calls, resources, single_step
 from flashrnn.cuda.resident.backend import CudaFused
+from flashrnn.cuda.resident.parameters import fused
 from flashrnn.cuda.resident.source import gate_format, prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.gpu import named_gpu

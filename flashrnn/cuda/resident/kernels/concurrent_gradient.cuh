@@ -314,10 +314,10 @@ DEVICE void run_floats(const Params& params, char* memory) {
   }
 }
 
-// Params: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> d_R. Batch and time of d_x,
-// d_u and h may be swapped in memory: consecutive steps are row_t rows apart. Each of the loop's `producers` blocks
-// increments the word in `progress` of each finished chunk except the last. With several tiles, `sums` is memory for
-// their sums. STOPS: `added` [tiles] receives the number of steps that have been added. RESUMES reads both.
+// Params: types and shapes are in concurrent_gradient.py. d_x, d_u, h, initial h or null, reset -> d_R. Batch and time
+// of d_x, d_u and h may be swapped in memory: consecutive steps are row_t rows apart. Each of the loop's `producers`
+// blocks increments the word in `progress` of each finished chunk except the last. With several tiles, `sums` is memory
+// for their sums. STOPS: `added` [tiles] receives the number of steps that have been added. RESUMES reads both.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_concurrent_gradient(PARAMETERS) {
   extern __shared__ __align__(1024) char memory[];

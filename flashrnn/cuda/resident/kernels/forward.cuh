@@ -193,7 +193,7 @@ DEVICE void begin_at_last_step(Params& params) {
   reverse_strides(params);
 }
 
-// Params: types and shapes are in parameters.py. x, R, bias, initial, resets -> h, aux, last, gates (see
+// Params: types and shapes are in resident/parameters.py. x, R, bias, initial, resets -> h, aux, last, gates (see
 // ResidualGates). With GRID, `workspace` has a Ring for every group of the launch, followed by the words of their
 // GridBarrier. Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -170,8 +170,8 @@ DEVICE void multiply_rows(const Params& params, const Chunk& chunk, int first, u
   __syncthreads();  // before the next rows overwrite the stages
 }
 
-// Params: types and shapes are in parameters.py. rows, W -> product. Batch and time of the rows and of the product may
-// be swapped in memory: consecutive steps are row_t rows apart. Each of `producers` blocks increments the word in
+// Params: types and shapes are in input_product.py. rows, W -> product. Batch and time of the rows and of the product
+// may be swapped in memory: consecutive steps are row_t rows apart. Each of `producers` blocks increments the word in
 // `arrived` of each chunk of the rows after storing it; each block of this kernel does the same in `done`.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_input_product(PARAMETERS) {

@@ -83,7 +83,7 @@ DEVICE int gate_index(int unit, int number) {
 
 DEVICE bool aligned(const void* p) { return reinterpret_cast<size_t>(p) % 16 == 0; }
 
-// Params: types and shapes are in parameters.py. x, W, R, bias or null, reset or null, initial states or nulls -> h,
+// Params: types and shapes are in single_step.py. x, W, R, bias or null, reset or null, initial states or nulls -> h,
 // the last states and, unless null, aux and gates. The blocks of all units for SEQS sequences follow each other.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 flashrnn_single_step(PARAMETERS) {

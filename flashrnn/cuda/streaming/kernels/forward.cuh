@@ -39,10 +39,10 @@ DEVICE void step_forward(float (&fresh)[STATES], UnitGates& stored, const StepIn
   fresh[0] = float(scalar(fresh[0]));
 }
 
-// Params: types and shapes are in parameters.py. x, R in the order of Stream, bias, reset -> h, aux. state: the initial
-// states on entry, the last states on return. exchange [2, N, B, PADDED_K]: the initial h, and zeros in all other
-// elements. counters [groups, 32]: zeros. gates, with STORE_GATES: the arguments of cell_forward. Row (b, t) of x, h,
-// aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
+// Params: types and shapes are in streaming/parameters.py. x, R in the order of Stream, bias, reset -> h, aux. state:
+// the initial states on entry, the last states on return. exchange [2, N, B, PADDED_K]: the initial h, and zeros in all
+// other elements. counters [groups, 32]: zeros. gates, with STORE_GATES: the arguments of cell_forward. Row (b, t) of
+// x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_stream_forward(PARAMETERS) {
   extern __shared__ __align__(16) float sums[];
