@@ -111,6 +111,7 @@ inline void to_gate(__half& gate, float x) { gate = __half(finite(x)); }
 template <class S>
 struct PairOf {
   u32 word;
+  void round(float low, float high) { word = pack(low, high); }
   u32 next_split() const { return word; }
   void multiply(float) {}
   float magnitude() const { return 0; }
@@ -118,6 +119,7 @@ struct PairOf {
 template <>
 struct PairOf<float> {
   float low, high;
+  void round(float new_low, float new_high) { low = new_low, high = new_high; }
   u32 next_split() {
     u32 word = pack(low, high);
     float2 rounded = unpack(word);
