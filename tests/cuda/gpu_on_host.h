@@ -7,6 +7,7 @@
 #include "standard_library.h"
 
 #define DEVICE inline
+#define UNROLL
 #define __device__
 #define __global__
 #define __launch_bounds__(...)

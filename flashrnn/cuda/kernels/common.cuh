@@ -9,6 +9,7 @@ using u64 = unsigned long long;
 using i64 = long long;
 
 #define DEVICE __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
 
 DEVICE u32 pack_halves(float low, float high) {
   __half2 pair = __floats2half2_rn(low, high);

@@ -13,8 +13,7 @@ flashrnn_reset_bits(PARAMETERS) {
   const unsigned char* from = params.reset + b * params.of_b + w * 32 * params.of_t;
   const int steps = int(min(params.T - w * 32, i64(32)));
   u32 word = 0;
-#pragma unroll
-  for (int k = 0; k < 32; k++)
+  UNROLL for (int k = 0; k < 32; k++)
     if (k < steps && from[k * params.of_t]) word |= 1u << k;
   params.bits[b * words + w] = word;
 }

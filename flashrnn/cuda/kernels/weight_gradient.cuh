@@ -38,15 +38,13 @@ struct RowSource {
   DEVICE static int column() { return threadIdx.x % ROW_VECTORS * VECTOR; }
   // Starts to copy ROWS rows from `row` on to shared memory; rows from `end` on are zeros.
   DEVICE void copy(u32 to, int row, int end) const {
-#pragma unroll
-    for (int r = 0; r < ROWS; r += ROWS_AT_ONCE) {
+    UNROLL for (int r = 0; r < ROWS; r += ROWS_AT_ONCE) {
       const int own = row + r + first_row;
       if (r + first_row >= ROWS || first_row >= ROWS_AT_ONCE) continue;
       const bool valid = own < end && has_columns;
       const scalar *x = d_x + i64(own) * (GI * HEADS * D), *u = d_u + i64(own) * (GU * HEADS * D);
       const u32 at = to + offset + r * PITCH;
-#pragma unroll
-      for (int j = 0; j < GR; j++) {
+      UNROLL for (int j = 0; j < GR; j++) {
         const int gate = GATE_GROUPS == 1 ? j : j - first_gate;
         if (gate < 0 || gate >= GATES_AT_ONCE) continue;
         const scalar* from = INPUT_OF[j] >= 0 ? x + INPUT_OF[j] * (HEADS * D) : u + RECURRENT_ONLY_OF[j] * (HEADS * D);
@@ -73,17 +71,13 @@ struct ResultIndices {
 // Adds the products of a stage's rows, at `from` in shared memory, to c. Rows are the inner axis of the product, so
 // both operands are loaded transposed.
 DEVICE void add_products(float (&c)[TILES][PADDED / 8][4], u32 from, const u32 (&left)[TILES], u32 right) {
-#pragma unroll
-  for (int k = 0; k < ROWS; k += 16) {
+  UNROLL for (int k = 0; k < ROWS; k += 16) {
     u32 a[TILES][4];
-#pragma unroll
-    for (int m = 0; m < TILES; m++) load_four_transposed(a[m], from + left[m] + k * PITCH);
-#pragma unroll
-    for (int n = 0; n < PADDED; n += 16) {
+    UNROLL for (int m = 0; m < TILES; m++) load_four_transposed(a[m], from + left[m] + k * PITCH);
+    UNROLL for (int n = 0; n < PADDED; n += 16) {
       u32 b[4];
       load_four_transposed(b, from + right + k * PITCH + n * BYTES);
-#pragma unroll
-      for (int m = 0; m < TILES; m++) mma(c[m][n / 8], a[m], b[0], b[1]), mma(c[m][n / 8 + 1], a[m], b[2], b[3]);
+      UNROLL for (int m = 0; m < TILES; m++) mma(c[m][n / 8], a[m], b[0], b[1]), mma(c[m][n / 8 + 1], a[m], b[2], b[3]);
     }
   }
 }
@@ -92,12 +86,9 @@ DEVICE void add_products(float (&c)[TILES][PADDED / 8][4], u32 from, const u32 (
 // partial sum of d_R.
 DEVICE void store_sums(const float (&c)[TILES][PADDED / 8][4], char* memory, float* partial, const ResultIndices& index) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quad = lane / 4, lane_in_quad = lane % 4;
-#pragma unroll
-  for (int m = 0; m < TILES; m++)
-#pragma unroll
-    for (int n = 0; n < PADDED; n += 8)
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
+  UNROLL for (int m = 0; m < TILES; m++)
+    UNROLL for (int n = 0; n < PADDED; n += 8)
+      UNROLL for (int half = 0; half < 2; half++) {
         const int unit = (warp * TILES + m) * 16 + half * 8 + quad, column = n + 2 * lane_in_quad;
         const float2 pair = make_float2(c[m][n / 8][2 * half], c[m][n / 8][2 * half + 1]);
         if (CLUSTER > 1) *reinterpret_cast<float2*>(memory + (unit * RESULTS + column) * 4) = pair;
@@ -117,8 +108,7 @@ DEVICE void reduce_scatter(u32 shared, int rank, float* partial, u32* d_R, const
   for (int i = rank * THREADS + threadIdx.x; i < UNITS * PADDED / 4; i += CLUSTER * THREADS) {
     const int unit = i / (PADDED / 4), column = i % (PADDED / 4) * 4;
     float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-    for (int block = 0; block < CLUSTER; block++) {
+    UNROLL for (int block = 0; block < CLUSTER; block++) {
       const float4 more = load_remote(remote_address(shared + (unit * RESULTS + column) * 4, block));
       sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
     }
@@ -159,8 +149,7 @@ flashrnn_weight_gradient(PARAMETERS) {
   // For ldmatrix, lanes 8 to 15 pass the next columns of the gradients and lanes 16 to 31 the next rows; for h the
   // other way round.
   u32 left[TILES];
-#pragma unroll
-  for (int m = 0; m < TILES; m++) {
+  UNROLL for (int m = 0; m < TILES; m++) {
     const int gate = (first_tile + m) / (PADDED / 16), unit = (first_tile + m) % (PADDED / 16) * 16;
     left[m] = gate * MATRIX + (lane % 8 + lane / 16 * 8) * PITCH + (head * PADDED + unit + lane / 8 % 2 * 8) * BYTES;
   }

@@ -25,8 +25,7 @@ struct Cluster {
 
   template <int LANES, class F>
   DEVICE static float4 reduce_lanes(float4 v, F f) {
-#pragma unroll
-    for (int other = 1; other < LANES; other *= 2)
+    UNROLL for (int other = 1; other < LANES; other *= 2)
       v = f(v, make_float4(__shfl_xor_sync(0xffffffffu, v.x, other), __shfl_xor_sync(0xffffffffu, v.y, other),
                            __shfl_xor_sync(0xffffffffu, v.z, other), 0));
     return v;
@@ -67,10 +66,8 @@ DEVICE u32 weight_threshold(Cluster& cluster, const u32 (&logit)[ELEMENTS], floa
 #pragma unroll 1
   for (int bit = 30; bit >= lowest_bit; bit -= 2) {
     float sums[3] = {};
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; i++)
-#pragma unroll
-      for (u32 digit = 1; digit < 4; digit++)
+    UNROLL for (int i = 0; i < ELEMENTS; i++)
+      UNROLL for (u32 digit = 1; digit < 4; digit++)
         if (logit[i] >= (found | digit << bit)) sums[digit - 1] += weight_of(i);
     const float4 all = cluster.sum(sums[0], sums[1], sums[2]);
     found |= u32((all.x >= weight) + (all.y >= weight) + (all.z >= weight)) << bit;
@@ -87,8 +84,7 @@ DEVICE u32 smallest_allowed(Cluster& cluster, const u32 (&logit)[ELEMENTS], cons
   if (params.top_k) smallest = weight_threshold(cluster, logit, float(params.top_k), lowest_bit, [](int) { return 1.0f; });
   if (top_p < 1) {
     float weight[ELEMENTS], sum = 0;
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; i++) {
+    UNROLL for (int i = 0; i < ELEMENTS; i++) {
       weight[i] = logit[i] < smallest ? 0 : op_exp(from_ordered(logit[i]) / temperature - largest);
       sum += weight[i];
     }
@@ -123,8 +119,7 @@ flashrnn_choose(PARAMETERS) {
 
   u32 logit[ELEMENTS];  // `ordered`; 0: no class
   float largest = -INFINITY;
-#pragma unroll
-  for (int i = 0; i < ELEMENTS; i++) {
+  UNROLL for (int i = 0; i < ELEMENTS; i++) {
     logit[i] = 0;
     if (at(i) >= params.C) continue;
     float x = float(params.logits[sequence * params.stride + at(i)]);
@@ -138,8 +133,7 @@ flashrnn_choose(PARAMETERS) {
   }
 
   u64 best = 0;
-#pragma unroll
-  for (int i = 0; i < ELEMENTS; i++) {
+  UNROLL for (int i = 0; i < ELEMENTS; i++) {
     if (logit[i] < smallest) continue;
     float score = from_ordered(logit[i]);
     if (params.keys) {

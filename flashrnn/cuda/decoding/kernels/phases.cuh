@@ -27,10 +27,8 @@ struct Join {
     sync_consumers();
     float2 parts[K];
     mean = squares = 0;
-#pragma unroll
-    for (int k = 0; k < K; k++) parts[k] = moments[first + k], mean += parts[k].x * (1.0f / K);
-#pragma unroll
-    for (int k = 0; k < K; k++) squares += parts[k].y + 128 * (parts[k].x - mean) * (parts[k].x - mean);
+    UNROLL for (int k = 0; k < K; k++) parts[k] = moments[first + k], mean += parts[k].x * (1.0f / K);
+    UNROLL for (int k = 0; k < K; k++) squares += parts[k].y + 128 * (parts[k].x - mean) * (parts[k].x - mean);
   }
 };
 
@@ -41,8 +39,7 @@ DEVICE void load_marked(RowOf<WHOLE> (&rows)[K], const float* from, i64 stride, 
   constexpr int LOADS = RowOf<WHOLE>::LOADS;
   uint4 words[K * LOADS];
   load_marked<true>(words, mark, [&](int k) { return from + k / LOADS * stride + min(rows[0].place(k % LOADS), WIDTH - 4); });
-#pragma unroll
-  for (int k = 0; k < K; k++) {
+  UNROLL for (int k = 0; k < K; k++) {
     int i = 0;
     rows[k].for_each([&](float (&v)[4], int) {
       const uint4 four = words[k * LOADS + i++];
@@ -93,8 +90,7 @@ DEVICE void add_input(Weights& weights, const Scales<GI>& scales, O operand, Sum
   weights.multiply<GI>([&](auto k) -> Sums& { return sums[k]; }, operand, VECTORS);
   each<GI>([&](auto k) {
     scales.apply(sums[k], k);
-#pragma unroll
-    for (int i = 0; i < 4; i++) gate_sums(k)[0][0][i] += sums[k][0][0][i];
+    UNROLL for (int i = 0; i < 4; i++) gate_sums(k)[0][0][i] += sums[k][0][0][i];
   });
 }
 
@@ -135,8 +131,7 @@ struct Choice {
   template <int LANES>
   DEVICE void raise(int sequence, u64 largest) const {
     if (!chosen) return;
-#pragma unroll
-    for (int other = 1; other < LANES; other *= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, other));
+    UNROLL for (int other = 1; other < LANES; other *= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, other));
     if (threadIdx.x % LANES == 0 && largest) raise_to(best + sequence, largest);  // 0: a sequence beyond the batch
   }
   // Called at the end of the kernel. The last block of the grid stores the chosen tokens and resets the counters.

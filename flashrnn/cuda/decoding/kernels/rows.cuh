@@ -36,8 +36,7 @@ struct RowOf {
   // Calls f(numbers, index of the first) for each four numbers that the lane holds.
   template <class F>
   DEVICE void for_each(F f) {
-#pragma unroll
-    for (int i = 0; i < LOADS; i++)
+    UNROLL for (int i = 0; i < LOADS; i++)
       if (WHOLE && WIDTH % 128 == 0 || place(i) < WIDTH) f(values[i], place(i));
   }
   template <class S>
@@ -55,12 +54,10 @@ struct RowOf {
   DEVICE void normalize(Join join = {}) {
     constexpr int LANES = SIZE % 128 == 0 ? 32 : SIZE / 4, OF_LANE = WHOLE && SIZE % 128 == 0 ? SIZE / 128 : 1;
     static_assert((LANES & (LANES - 1)) == 0 && LANES <= 32);
-#pragma unroll
-    for (int first = 0; first < LOADS; first += OF_LANE) {
+    UNROLL for (int first = 0; first < LOADS; first += OF_LANE) {
       float sum = 0, squares = 0, count = 4 * OF_LANE;
       auto each_four = [&](auto f) {
-#pragma unroll
-        for (int i = 0; i < OF_LANE; i++) f(values[first + i]);
+        UNROLL for (int i = 0; i < OF_LANE; i++) f(values[first + i]);
       };
       each_four([&](float (&v)[4]) { sum += (v[0] + v[1]) + (v[2] + v[3]); });
       float mean = sum / count;
@@ -68,8 +65,7 @@ struct RowOf {
         const float d[4] = {v[0] - mean, v[1] - mean, v[2] - mean, v[3] - mean};
         squares += (d[0] * d[0] + d[1] * d[1]) + (d[2] * d[2] + d[3] * d[3]);
       });
-#pragma unroll
-      for (int other = 1; other < LANES; other *= 2) {  // sums of squares of two parts by Chan, Golub and LeVeque
+      UNROLL for (int other = 1; other < LANES; other *= 2) {  // sums of squares of two parts by Chan, Golub and LeVeque
         const float difference = __shfl_xor_sync(0xffffffffu, mean, other) - mean;
         squares += __shfl_xor_sync(0xffffffffu, squares, other) + difference * difference * (0.5f * count);
         mean += 0.5f * difference, count *= 2;
@@ -77,28 +73,21 @@ struct RowOf {
       if constexpr (!WHOLE && SIZE > 128) join.template over<SIZE / 128>(mean, squares);
       const float scale = op_rsqrt(squares / SIZE + EPSILON);
       each_four([&](float (&v)[4]) {
-#pragma unroll
-        for (int k = 0; k < 4; k++) v[k] = (v[k] - mean) * scale;
+        UNROLL for (int k = 0; k < 4; k++) v[k] = (v[k] - mean) * scale;
       });
     }
   }
   DEVICE void multiply_by(RowOf& other) {
-#pragma unroll
-    for (int i = 0; i < LOADS; i++)
-#pragma unroll
-      for (int k = 0; k < 4; k++) values[i][k] *= other.values[i][k];
+    UNROLL for (int i = 0; i < LOADS; i++)
+      UNROLL for (int k = 0; k < 4; k++) values[i][k] *= other.values[i][k];
   }
   DEVICE void round() {
-#pragma unroll
-    for (int i = 0; i < LOADS; i++)
-#pragma unroll
-      for (int k = 0; k < 4; k++) values[i][k] = float(scalar(values[i][k]));
+    UNROLL for (int i = 0; i < LOADS; i++)
+      UNROLL for (int k = 0; k < 4; k++) values[i][k] = float(scalar(values[i][k]));
   }
   DEVICE void add(RowOf& other) {
-#pragma unroll
-    for (int i = 0; i < LOADS; i++)
-#pragma unroll
-      for (int k = 0; k < 4; k++) values[i][k] += other.values[i][k];
+    UNROLL for (int i = 0; i < LOADS; i++)
+      UNROLL for (int k = 0; k < 4; k++) values[i][k] += other.values[i][k];
   }
 };
 using Row = RowOf<true>;

@@ -180,8 +180,7 @@ struct Weights {
     each<K>([&](auto first) {
       if constexpr (first % AT_ONCE == 0) {
         RingPosition<SLOTS> pipes[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < WARP_VECTORS; i += VECTORS_AT_ONCE) {
+        UNROLL for (int i = 0; i < WARP_VECTORS; i += VECTORS_AT_ONCE) {
           W rows[AT_ONCE][VECTORS_AT_ONCE];
           each<AT_ONCE>([&](auto k) {
             if (first + k >= count || first + k >= K) return;
@@ -190,12 +189,10 @@ struct Weights {
               barrier_wait(full + 8 * pipes[k].slot, pipes[k].parity);
             }
             const u32 from = chunks + pipes[k].slot * SLOT_BYTES + lane / 4 * STRIDE + lane % 4 * sizeof(W);
-#pragma unroll
-            for (int n = 0; n < VECTORS_AT_ONCE; n++)
+            UNROLL for (int n = 0; n < VECTORS_AT_ONCE; n++)
               if (int vector = (i + n) * K_SLICES + k_slice(); i + n < WARP_VECTORS && vector < vectors) load_shared(rows[k][n], from + vector * 4 * sizeof(W));
           });
-#pragma unroll
-          for (int n = 0; n < VECTORS_AT_ONCE; n++) {
+          UNROLL for (int n = 0; n < VECTORS_AT_ONCE; n++) {
             if (i + n >= WARP_VECTORS || (i + n) * K_SLICES + k_slice() >= vectors) break;
             each<AT_ONCE>([&](auto k) {
               constexpr Number<decltype(first)::VALUE + decltype(k)::VALUE> chunk;

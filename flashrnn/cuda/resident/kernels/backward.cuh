@@ -46,10 +46,8 @@ struct Loop {
   // HELPED, registers suffice to keep the constants.
   DEVICE void read_step_constants(StepCells& read) const {
     if (!HELPED) return read_constants(read.constants, shared.constants, coord);
-#pragma unroll
-    for (int k = 0; k < CONSTANTS; k++)
-#pragma unroll
-      for (int q = 0; q < PAIR; q++) read.constants[k][q] = carried.constants[k][q];
+    UNROLL for (int k = 0; k < CONSTANTS; k++)
+      UNROLL for (int q = 0; q < PAIR; q++) read.constants[k][q] = carried.constants[k][q];
   }
   DEVICE void next_stage() { stage = stage + 1 == STAGES ? 0 : stage + 1; }
   static DEVICE int before(int stage) { return stage == 0 ? STAGES - 1 : stage - 1; }
@@ -63,10 +61,8 @@ struct Loop {
     read.read_statistics(input_tile(), coord);
     early_cells_back(early, carried, read, units);
     EarlyValues(shared.early, step).store(early);
-#pragma unroll
-    for (int q = 0; q < CELLS; q++)
-#pragma unroll
-      for (int i = 1; i < STATES; i++) carried.after[i][q] = read.states[i][q];
+    UNROLL for (int q = 0; q < CELLS; q++)
+      UNROLL for (int i = 1; i < STATES; i++) carried.after[i][q] = read.states[i][q];
   }
   // HELPED: runs loop step `step` in the warps without cells.
   DEVICE void help_backward(int step) {
@@ -108,8 +104,7 @@ struct Loop {
     EarlyValues::Cells early;
     auto from_next = [&](float (&d_h)[CELLS]) {
       if constexpr (!EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
-#pragma unroll
-      for (int q = 0; q < CELLS; q++) d_h[q] = sums[q];
+      UNROLL for (int q = 0; q < CELLS; q++) d_h[q] = sums[q];
       if constexpr (HELPED) EarlyValues(shared.early, step).load(early);
       if (ACCESSES_LATE) access_memory();
     };
@@ -122,8 +117,7 @@ struct Loop {
 
     if (SCALED) scale_of_gates(scale, d_g, shared.magnitudes, coord);
     store_gate_operands(d_gate, d_g, scale, gate_operand, (step & 1) * GATE_BYTES, coord);
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
+    UNROLL for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
     copy_wait<IN_FLIGHT>();
     next_row();
     if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQUENCES * coord.used_columns());

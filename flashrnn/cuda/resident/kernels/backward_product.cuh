@@ -68,11 +68,9 @@ DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const float (&c)[S
   if constexpr (BLOCKS == 1) {
     float u[1][CELLS];
     reduce_slices<1>(u, c, from.sums, coord);
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) sum[q] = u[0][q];
+    UNROLL for (int q = 0; q < CELLS; q++) sum[q] = u[0][q];
   } else {
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) sum[q] = 0;
+    UNROLL for (int q = 0; q < CELLS; q++) sum[q] = 0;
     if (CLUSTERED && step >= 0) {
       barrier_wait(from.barriers + (step & 1) * 8, (step >> 1) & 1);
       reduce_received(sum, from.receive_buffer + (step & 1) * (RECEIVE_BYTES / 4), coord);
@@ -81,8 +79,7 @@ DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const float (&c)[S
       float c[1][BATCH_TILES][4], u[1][CELLS];
       reduce_published(c, from.partials, step, coord);
       reduce_slices<1>(u, c, from.sums, coord);
-#pragma unroll
-      for (int q = 0; q < CELLS; q++) sum[q] = u[0][q];
+      UNROLL for (int q = 0; q < CELLS; q++) sum[q] = u[0][q];
     }
   }
 }
@@ -92,8 +89,7 @@ DEVICE void scatter_gradient(int step, const Weights& weights, const OperandScal
                              const ThreadCoord& coord) {
   Weights::Queue queue;
   weights.start(queue);
-#pragma unroll
-  for (int first = 0; first < M_TILES; first += M_CHUNK) {
+  UNROLL for (int first = 0; first < M_TILES; first += M_CHUNK) {
     float c[M_CHUNK][BATCH_TILES][4] = {};
     const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES, odd = step & 1;
     product<M_CHUNK, K_TILES, SPLIT_BYTES>(c, weights, queue, first * K_TILES, operand, coord);
@@ -110,23 +106,18 @@ DEVICE void scatter_gradient(int step, const Weights& weights, const OperandScal
 DEVICE void scale_of_gates(OperandScale& scale, const float (&d_g)[GATES][CELLS], float* magnitudes, const ThreadCoord& coord) {
   constexpr int FIRST = IN_ROWS ? ROW_LANES / 2 : 16, LAST = IN_ROWS ? 1 : BOTH_UNITS ? 2 : 4;  // lane bits within a sequence
   const int contribution = IN_ROWS ? 0 : coord.contribution();
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) {
+  UNROLL for (int p = 0; p < PAIRS; p++) {
     float largest = 0;
-#pragma unroll
-    for (int j = 0; j < GATES; j++)
-#pragma unroll
-      for (int q = p * PAIR; q < p * PAIR + PAIR; q++)
+    UNROLL for (int j = 0; j < GATES; j++)
+      UNROLL for (int q = p * PAIR; q < p * PAIR + PAIR; q++)
         if (RECURRENT_OF[j] >= 0) largest = max(largest, fabsf(d_g[j][q]));
-#pragma unroll
-    for (int mask = FIRST; mask >= LAST; mask /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, mask));
+    UNROLL for (int mask = FIRST; mask >= LAST; mask /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, mask));
     if (coord.has_cells() && !(coord.lane & 2 * FIRST - LAST)) magnitudes[contribution * SEQS + coord.sequence(p * PAIR)] = largest;
   }
   __syncthreads();
   scale.set(coord, [&](int sequence) {
     float largest = magnitudes[sequence];
-#pragma unroll
-    for (int i = 1; i < (IN_ROWS ? 1 : CONTRIBUTIONS); i++) largest = max(largest, magnitudes[i * SEQS + sequence]);
+    UNROLL for (int i = 1; i < (IN_ROWS ? 1 : CONTRIBUTIONS); i++) largest = max(largest, magnitudes[i * SEQS + sequence]);
     return largest;
   });
 }
@@ -134,8 +125,7 @@ DEVICE void scale_of_gates(OperandScale& scale, const float (&d_g)[GATES][CELLS]
 // Rounds the gradients of the gates, and stores those of recurrent gates as the operand of the product.
 DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g)[GATES][CELLS], const OperandScale& scale,
                                 const u32 (&to)[PAIRS], u32 offset, const ThreadCoord& coord) {
-#pragma unroll
-  for (int j = 0; j < GATES; j++) {
+  UNROLL for (int j = 0; j < GATES; j++) {
     rounded[j].round(d_g[j]);
     if (RECURRENT_OF[j] < 0 || !coord.has_cells()) continue;
     StoredCells operand = rounded[j];

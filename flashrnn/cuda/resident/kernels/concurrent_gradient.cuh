@@ -32,10 +32,8 @@ struct Sums {
     if constexpr (SPLITS == 1) products<true>(c, stage, 0, 0);
     else {
       products<false>(load_sums, stage, 0, 0);
-#pragma unroll
-      for (int sum = 1; sum < SPLITS; sum++)
-#pragma unroll
-        for (int left = 0; left <= sum; left++) products<true>(load_sums, stage, left, sum - left);
+      UNROLL for (int sum = 1; sum < SPLITS; sum++)
+        UNROLL for (int left = 0; left <= sum; left++) products<true>(load_sums, stage, left, sum - left);
     }
     warpgroup_commit();
   }
@@ -45,42 +43,35 @@ struct Sums {
     const auto left = matrix(stage + left_split * LEFT + threadIdx.x / 128 * BLOCK, BLOCK);
     const auto right = matrix(stage + SPLITS * LEFT + right_split * RIGHT, BLOCK);
     warpgroup_mma<ADDS>(sums, left, right);
-#pragma unroll
-    for (int row = 16; row < ROWS; row += 16) warpgroup_mma<true>(sums, from_row(left, row), from_row(right, row));
+    UNROLL for (int row = 16; row < ROWS; row += 16) warpgroup_mma<true>(sums, from_row(left, row), from_row(right, row));
   }
   // float32: waits for the products of a load, and adds them with rounding.
   DEVICE void round() {
     warpgroup_wait_for(load_sums);
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i++) c[i] += load_sums[i];
+    UNROLL for (int i = 0; i < COLUMNS / 2; i++) c[i] += load_sums[i];
   }
   // Returns the address of the thread's sums of one of the block's tiles in memory.
   DEVICE static float4* saved(float* memory, int tile) {
     return reinterpret_cast<float4*>(memory) + (i64(blockIdx.x) * TILES + tile) * (COLUMNS / 8 * MULTIPLYING) + threadIdx.x;
   }
   DEVICE void save(float4* to) const {
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i += 4) to[i / 4 * MULTIPLYING] = make_float4(c[i], c[i + 1], c[i + 2], c[i + 3]);
+    UNROLL for (int i = 0; i < COLUMNS / 2; i += 4) to[i / 4 * MULTIPLYING] = make_float4(c[i], c[i + 1], c[i + 2], c[i + 3]);
   }
   DEVICE void load(const float4* from) {
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i += 4) {
+    UNROLL for (int i = 0; i < COLUMNS / 2; i += 4) {
       const float4 sums = from[i / 4 * MULTIPLYING];
       c[i] = sums.x, c[i + 1] = sums.y, c[i + 2] = sums.z, c[i + 3] = sums.w;
     }
   }
   DEVICE void clear() {
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i++) c[i] = 0;
+    UNROLL for (int i = 0; i < COLUMNS / 2; i++) c[i] = 0;
   }
   DEVICE void store(scalar* d_R, const Tile& tile) const {
     const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
+    UNROLL for (int half = 0; half < 2; half++) {
       const int unit = tile.unit + threadIdx.x / 32 * 16 + half * 8 + lane / 4, gate = unit / D;
       const i64 row = ((i64(gate) * HEADS + tile.head) * D + unit % D) * D;
-#pragma unroll
-      for (int n = 0; n < COLUMNS / 8; n++) {
+      UNROLL for (int n = 0; n < COLUMNS / 8; n++) {
         const int column = tile.column + n * 8 + lane % 4 * 2;
         const bool exists = gate < GR && tile.head < HEADS && column < D;
         if (exists) store_pair(d_R + row + column, c[4 * n + 2 * half], c[4 * n + 2 * half + 1]);

@@ -151,10 +151,8 @@ struct Loop {
       if (SCALED) operand.multiply(scale.up);
       store_operand<BLOCKS == 1 ? PADDED : UNITS>(operand, h_operand, BLOCKS == 1 ? next * H_BYTES : 0);
     }
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) carried.masks[p] = next_masks[p];
+    UNROLL for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
+    UNROLL for (int p = 0; p < PAIRS; p++) carried.masks[p] = next_masks[p];
     if (!WHILE_EXCHANGING) copy_wait<IN_FLIGHT>();
     next_row();
     all_gather(t, next, exchange, shared, ring, cleared, coord, [&] {

@@ -11,8 +11,7 @@ struct InputLoader {
             [&](i64 n) { return params.x + n * params.row_b * GI * ROW + coord.head * D; });
   }
   DEVICE void load_first(int steps, i64 x_step) {
-#pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) load(i, i, steps, x_step);
+    UNROLL for (int i = 0; i < STAGES - 1; i++) load(i, i, steps, x_step);
     copy_wait<IN_FLIGHT>();
   }
   DEVICE void load(int t, int stage, int steps, i64 x_step) {
@@ -23,7 +22,6 @@ struct InputLoader {
 // Reads the inputs of the lane's cells from a stage. The block must have synchronised since the copies completed.
 DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoord& coord) {
   const input_number* tile = reinterpret_cast<const input_number*>(stage + coord.cell_tile() * INPUT_TILE_BYTES);
-#pragma unroll
-  for (int j = 0; j < GI; j++)
+  UNROLL for (int j = 0; j < GI; j++)
     if (coord.reads_cells()) read_cells(v[j], tile, j, coord);
 }

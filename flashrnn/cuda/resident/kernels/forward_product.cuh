@@ -56,8 +56,7 @@ DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, con
   const int now = t & 1;
   Weights::Queue queue;
   weights.start(queue);
-#pragma unroll
-  for (int i = 0; i < SEGMENTS; i++) {
+  UNROLL for (int i = 0; i < SEGMENTS; i++) {
     if (CLUSTERED && t > 0) barrier_wait(barriers + (now * SEGMENTS + i) * 8, (t - 1) >> 1 & 1);
     product_of_rows<GR, SEGMENT_TILES, SPLIT_BYTES>(c, weights, queue, i * SEGMENT_TILES * GR,
                                                   row + i * K_SLICES * SEGMENT_TILES * OPERAND_COLUMNS * 32);

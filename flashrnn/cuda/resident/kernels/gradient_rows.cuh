@@ -96,8 +96,7 @@ struct RowSource {
     auto offset = [&](int row) { return i64(row / CHUNK_UNIT) * apart + row % CHUNK_UNIT; };
     const int own = copier() / VECTORS, own_h = copier() / H_LANES;
     u32 resets[ROWS / 32];  // a bit for each row, from the thread's first on: whether a reset precedes its step
-#pragma unroll
-    for (int i = 0; i < ROWS / 32; i++) resets[i] = RESET ? __ballot_sync(~0u, at.reset[i]) >> own_h : 0;
+    UNROLL for (int i = 0; i < ROWS / 32; i++) resets[i] = RESET ? __ballot_sync(~0u, at.reset[i]) >> own_h : 0;
     const scalar* from = gradients + (first + offset(own)) * stride;
     const scalar* from_h = rows.h + (first + offset(own_h) - rows.row_t) * ROW + head_column;
     auto reset = [&](int i) { return RESET && resets[i * H_AT_ONCE / 32] >> i * H_AT_ONCE % 32 & 1; };
@@ -107,11 +106,9 @@ struct RowSource {
     const int initial = batch_outside ? 1 - at.step : int(max(rows.sequences - first, i64(0)));
     if (initial <= 0) {  // no row is a first step
       auto each = [&](auto exists) {
-#pragma unroll
-        for (int i = 0; i < COPIES; i++)
+        UNROLL for (int i = 0; i < COPIES; i++)
           if (copies_gradients()) left(i, from + offset(i * AT_ONCE) * stride, has_units && exists(own + i * AT_ONCE));
-#pragma unroll
-        for (int i = 0; i < H_COPIES; i++)
+        UNROLL for (int i = 0; i < H_COPIES; i++)
           if (copies_h()) right(i, from_h + offset(i * H_AT_ONCE) * ROW, has_column && exists(own_h + i * H_AT_ONCE) && !reset(i));
       };
       if (blocks >= TOGETHER) each([](int) { return true; });
@@ -138,8 +135,7 @@ struct RowSource {
   DEVICE void read_resets(Cursor& at) const {
     if constexpr (RESET) {
       const u32 sequences = rows.sequences, reciprocal = 0xffffffffu / sequences + 1;
-#pragma unroll
-      for (int i = 0; i < ROWS / 32; i++) {
+      UNROLL for (int i = 0; i < ROWS / 32; i++) {
         const u32 row = threadIdx.x % 32 + i * 32, in_order = at.block * CHUNK_UNIT + row;
         // Exact for the 2 to 16,383 sequences of a loop that runs in one wave in time-major memory.
         const u32 later = rows.batch_outside() ? row % CHUNK_UNIT : __umulhi(in_order, reciprocal);
@@ -180,8 +176,7 @@ DEVICE void copy_load(u32 stage, const RowSource& source, const Cursor& at) {
 // Stores the splits of four floats, `apart` bytes apart.
 DEVICE void store_splits(u32 to, int apart, const uint4& v) {
   PairOf<float> low{__uint_as_float(v.x), __uint_as_float(v.y)}, high{__uint_as_float(v.z), __uint_as_float(v.w)};
-#pragma unroll
-  for (int p = 0; p < SPLITS; p++) store_shared(to + p * apart, make_uint2(low.next_split(), high.next_split()));
+  UNROLL for (int p = 0; p < SPLITS; p++) store_shared(to + p * apart, make_uint2(low.next_split(), high.next_split()));
 }
 
 // float32: through registers, where floats are split.
@@ -195,10 +190,8 @@ struct Floats {
   }
   DEVICE void store(u32 stage) const {
     const Destination to(stage);
-#pragma unroll
-    for (int i = 0; i < COPIES; i++) store_splits(to.left_row(i), LEFT, left[i]);
-#pragma unroll
-    for (int i = 0; i < H_COPIES; i++)
+    UNROLL for (int i = 0; i < COPIES; i++) store_splits(to.left_row(i), LEFT, left[i]);
+    UNROLL for (int i = 0; i < H_COPIES; i++)
       if (RowSource::copies_h()) store_splits(to.right_row(i), RIGHT, right[i]);
   }
 };
@@ -218,10 +211,8 @@ struct CopiedFloats {
   }
   DEVICE void store(int load, u32 stage) const {
     const Destination to(stage);
-#pragma unroll
-    for (int i = 0; i < COPIES; i++) store_splits(to.left_row(i), LEFT, load_shared(at(load, i)));
-#pragma unroll
-    for (int i = 0; i < H_COPIES; i++)
+    UNROLL for (int i = 0; i < COPIES; i++) store_splits(to.left_row(i), LEFT, load_shared(at(load, i)));
+    UNROLL for (int i = 0; i < H_COPIES; i++)
       if (RowSource::copies_h()) store_splits(to.right_row(i), RIGHT, load_shared(at(load, COPIES + i)));
   }
 };

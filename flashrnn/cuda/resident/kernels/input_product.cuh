@@ -73,8 +73,7 @@ DEVICE constexpr u32 in_stage(int row, int vector) { return row * (DEPTH * 2) + 
 struct Rows {
   const scalar* from[COPIES];  // null: zeros
   DEVICE Rows(const scalar* h, const Chunk& chunk, int first) {
-#pragma unroll
-    for (int i = 0; i < COPIES; i++) {
+    UNROLL for (int i = 0; i < COPIES; i++) {
       const i64 row = chunk(first + threadIdx.x / VECTORS + i * AT_ONCE);
       from[i] = row < 0 ? nullptr : h + row * K + threadIdx.x % VECTORS * 8;
     }
@@ -83,8 +82,7 @@ struct Rows {
   DEVICE void copy(u32 stage, int depth) const {
     if (depth < DEPTHS) {
       const bool inside = K % DEPTH == 0 || depth * DEPTH + threadIdx.x % VECTORS * 8 < K;
-#pragma unroll
-      for (int i = 0; i < COPIES; i++) {
+      UNROLL for (int i = 0; i < COPIES; i++) {
         const int row = threadIdx.x / VECTORS + i * AT_ONCE;
         const bool valid = from[i] && inside;
         copy_async<16>(stage + in_stage(row, threadIdx.x % VECTORS), valid ? from[i] + depth * DEPTH : nullptr, valid);
@@ -115,18 +113,14 @@ struct Weights {
 // Adds the products of a stage, which holds the part of K from `depth` on.
 DEVICE void add_products(Sums& c, u32 stage, const Weights& weights, int depth, int first_row) {
   const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int k = 0; k < DEPTH / 16; k++) {
+  UNROLL for (int k = 0; k < DEPTH / 16; k++) {
     u32 a[ROW_TILES][4];
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
+    UNROLL for (int m = 0; m < ROW_TILES; m++)
       load_four_matrices(a[m], stage + in_stage(first_row + m * 16 + lane % 16, k * 2 + lane / 16));
-#pragma unroll
-    for (int n = 0; n < COLUMN_TILES; n += 2) {
+    UNROLL for (int n = 0; n < COLUMN_TILES; n += 2) {
       u32 b[4];
       weights.load(b, n * 8, depth + k * 16);
-#pragma unroll
-      for (int m = 0; m < ROW_TILES; m++) mma(c[m][n], a[m], b[0], b[1]), mma(c[m][n + 1], a[m], b[2], b[3]);
+      UNROLL for (int m = 0; m < ROW_TILES; m++) mma(c[m][n], a[m], b[0], b[1]), mma(c[m][n + 1], a[m], b[2], b[3]);
     }
   }
 }
@@ -134,18 +128,14 @@ DEVICE void add_products(Sums& c, u32 stage, const Weights& weights, int depth, 
 // Rounds and stores the warp's sums, except for rows and columns that do not exist.
 DEVICE void store_sums(const Sums& c, scalar* product, const Chunk& chunk, int first_row, int first_column) {
   const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int m = 0; m < ROW_TILES; m++)
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
+  UNROLL for (int m = 0; m < ROW_TILES; m++)
+    UNROLL for (int half = 0; half < 2; half++) {
       const i64 row = chunk(first_row + m * 16 + half * 8 + lane / 4);
-#pragma unroll
-      for (int n = 0; n < COLUMN_TILES; n += 4) {
+      UNROLL for (int n = 0; n < COLUMN_TILES; n += 4) {
         const int column = first_column + n * 8 + lane % 4 * 8;
         if (row < 0 || column >= WIDTH) continue;
         u32 pairs[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) pairs[i] = pack(c[m][n + i][2 * half], c[m][n + i][2 * half + 1]);
+        UNROLL for (int i = 0; i < 4; i++) pairs[i] = pack(c[m][n + i][2 * half], c[m][n + i][2 * half + 1]);
         *reinterpret_cast<uint4*>(product + row * WIDTH + column) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
       }
     }
@@ -158,8 +148,7 @@ DEVICE void multiply_rows(const Params& params, const Chunk& chunk, int first, u
   const Weights weights(shared_weights, own_column, lane);
   const Rows rows(params.rows, chunk, first);
   Sums c = {};
-#pragma unroll
-  for (int depth = 0; depth < STAGES - 1; depth++) rows.copy(stages + depth * STAGE, depth);
+  UNROLL for (int depth = 0; depth < STAGES - 1; depth++) rows.copy(stages + depth * STAGE, depth);
   for (int depth = 0, stage = 0; depth < DEPTHS; depth++, stage = stage + 1 == STAGES ? 0 : stage + 1) {
     copy_wait<STAGES - 2>();
     __syncthreads();

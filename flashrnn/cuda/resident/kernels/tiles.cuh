@@ -186,8 +186,7 @@ struct TileLoader {
   template <class First>
   DEVICE void start(u32 tile, const ThreadCoord& coord, First first) {
     first_row = coord.load_thread() / PER_ROW % TOGETHER, left = PER_ROW * TOGETHER - coord.load_thread();
-#pragma unroll
-    for (int i = 0; i < COPIES; i++) {
+    UNROLL for (int i = 0; i < COPIES; i++) {
       int copy = (i * LOAD_THREADS + coord.load_thread()) % PER_ROW;
       int column = copy % (LENGTH / WIDTH) * WIDTH, sequence = copy / (LENGTH / WIDTH) * SPREAD;
       valid[i] = coord.load_unit() * NUMBERS + column < D * NUMBERS && coord.has_sequence(sequence);
@@ -201,10 +200,8 @@ struct TileLoader {
   // Starts the copies of a step into the stage at offset `offset` (zeros unless `exists`), and advances by `step`
   // bytes.
   DEVICE void load(u32 offset, i64 step, bool exists = true) {
-#pragma unroll
-    for (int i = 0; i < COPIES; i++) {
-#pragma unroll
-      for (int row = 0; row < ROWS; row += TOGETHER)
+    UNROLL for (int i = 0; i < COPIES; i++) {
+      UNROLL for (int row = 0; row < ROWS; row += TOGETHER)
         if ((ROWS % TOGETHER == 0 || row + first_row < ROWS) && (ALL_COPY || i * LOAD_THREADS < int(left)))
           copy_async<WIDTH * ELEMENT>(to[i] + offset + row * SEQS * PITCH * ELEMENT, from[i] + row * ROW_STRIDE, valid[i] && exists);
       from[i] += step;
@@ -212,8 +209,7 @@ struct TileLoader {
   }
   // Prevents the compiler from recomputing the addresses in every step.
   DEVICE void fence_addresses() {
-#pragma unroll
-    for (int i = 0; i < COPIES; i++) asm_fence(to[i]), asm_fence(valid[i]);
+    UNROLL for (int i = 0; i < COPIES; i++) asm_fence(to[i]), asm_fence(valid[i]);
     asm_fence(left);
   }
 };

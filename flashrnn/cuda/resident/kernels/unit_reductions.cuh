@@ -36,11 +36,9 @@ DEVICE int real_units(int first, int count) { return PADDED == D ? count : max(m
 template <int COUNT>
 DEVICE void reduce_scatter_lanes(float (&values)[COUNT], int lane) {
   int left = COUNT;
-#pragma unroll
-  for (int mask = 16; mask >= 4; mask /= 2) {
+  UNROLL for (int mask = 16; mask >= 4; mask /= 2) {
     const bool odd = lane & mask;
-#pragma unroll
-    for (int i = 0; 2 * i < left; i++) {
+    UNROLL for (int i = 0; 2 * i < left; i++) {
       const float first = values[2 * i], second = 2 * i + 1 < left ? values[2 * i + 1] : 0;
       values[i] = (odd ? second : first) + __shfl_xor_sync(~0u, odd ? first : second, mask);
     }
@@ -114,14 +112,11 @@ DEVICE void UnitReductions::reduce(const float (&values)[SUMS + MOMENTS + MAXIMA
   reduce_warp<Part, SUMS, MOMENTS, MAXIMA>(values, FIRST);
   __syncthreads();
   if constexpr (ADDED_BY_ALL) {
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) {
+    UNROLL for (int p = 0; p < PAIRS; p++) {
       Part total;
       total_of_block(total, coord.sequence(p * PAIR), FIRST);
-#pragma unroll
-      for (int i = 0; i < Part::RESULTS; i++)
-#pragma unroll
-        for (int q = p * PAIR; q < p * PAIR + PAIR; q++) result[i][q] = total.result(i);
+      UNROLL for (int i = 0; i < Part::RESULTS; i++)
+        UNROLL for (int q = p * PAIR; q < p * PAIR + PAIR; q++) result[i][q] = total.result(i);
     }
     return;
   }
@@ -131,10 +126,8 @@ DEVICE void UnitReductions::reduce(const float (&values)[SUMS + MOMENTS + MAXIMA
     store_results(total, threadIdx.x);
   }
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < Part::RESULTS; i++)
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) result[i][q] = own_result[i * SEQS + tile_of(q) * 8 + second_of(q)];
+  UNROLL for (int i = 0; i < Part::RESULTS; i++)
+    UNROLL for (int q = 0; q < CELLS; q++) result[i][q] = own_result[i * SEQS + tile_of(q) * 8 + second_of(q)];
 }
 
 template <class Part, int SUMS, int MOMENTS, int MAXIMA>
@@ -142,38 +135,29 @@ DEVICE void UnitReductions::reduce_warp(const float (&values)[SUMS + MOMENTS + M
   float added[Part::ADDED > 0 ? Part::ADDED * PAIRS : 1], shifts[MOMENTS + 1][PAIRS], maxima[MAXIMA + 1][PAIRS];
   const bool valid[2] = {is_unit(0), is_unit(PAIR - 1)};
   auto number = [&](int i, int q) { return valid[q % PAIR] ? values[i][q] : 0; };
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) {
+  UNROLL for (int p = 0; p < PAIRS; p++) {
     const int first = p * PAIR, last = first + PAIR - 1;
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) added[i * PAIRS + p] = number(i, first) + (PAIR == 2 ? number(i, last) : 0);
-#pragma unroll
-    for (int i = 0; i < MOMENTS; i++) {
+    UNROLL for (int i = 0; i < SUMS; i++) added[i * PAIRS + p] = number(i, first) + (PAIR == 2 ? number(i, last) : 0);
+    UNROLL for (int i = 0; i < MOMENTS; i++) {
       shifts[i][p] = __shfl_sync(~0u, number(SUMS + i, first), coord.lane_in_quad);
       const float a = valid[0] ? values[SUMS + i][first] - shifts[i][p] : 0, b = PAIR == 2 && valid[1] ? values[SUMS + i][last] - shifts[i][p] : 0;
       added[(SUMS + 2 * i) * PAIRS + p] = a + b, added[(SUMS + 2 * i + 1) * PAIRS + p] = fmaf(a, a, b * b);
     }
-#pragma unroll
-    for (int i = 0; i < MAXIMA; i++) {
+    UNROLL for (int i = 0; i < MAXIMA; i++) {
       float largest = valid[0] ? values[SUMS + MOMENTS + i][first] : -INFINITY;
       if (PAIR == 2 && valid[1]) largest = op_max(largest, values[SUMS + MOMENTS + i][last]);
-#pragma unroll
-      for (int mask = 16; mask >= 4; mask /= 2) largest = op_max(largest, __shfl_xor_sync(~0u, largest, mask));
+      UNROLL for (int mask = 16; mask >= 4; mask /= 2) largest = op_max(largest, __shfl_xor_sync(~0u, largest, mask));
       maxima[i][p] = largest;
     }
   }
   if constexpr (Part::ADDED > 0) reduce_scatter_lanes(added, coord.lane);
   if (!coord.has_cells()) return;
-#pragma unroll
-  for (int i = 0; 8 * i < Part::ADDED * PAIRS; i++)
+  UNROLL for (int i = 0; 8 * i < Part::ADDED * PAIRS; i++)
     if (8 * i + owned_value(coord.lane) < Part::ADDED * PAIRS) own_partial[parts + 8 * i / PAIRS] = added[i];
   if (coord.quad > 0) return;
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) {
-#pragma unroll
-    for (int i = 0; i < MOMENTS; i++) *place(p, parts + Part::ADDED + i) = shifts[i][p];
-#pragma unroll
-    for (int i = 0; i < MAXIMA; i++) *place(p, parts + Part::ADDED + MOMENTS + i) = maxima[i][p];
+  UNROLL for (int p = 0; p < PAIRS; p++) {
+    UNROLL for (int i = 0; i < MOMENTS; i++) *place(p, parts + Part::ADDED + i) = shifts[i][p];
+    UNROLL for (int i = 0; i < MAXIMA; i++) *place(p, parts + Part::ADDED + MOMENTS + i) = maxima[i][p];
   }
 }
 
@@ -181,8 +165,7 @@ template <class Part>
 DEVICE void UnitReductions::total_of_block(Part& total, int sequence, int parts) const {
   const float* row = partials + parts + sequence * PARTIAL_ROW;
   total.load(row);
-#pragma unroll
-  for (int i = 1; i < CONTRIBUTIONS; i++) {
+  UNROLL for (int i = 1; i < CONTRIBUTIONS; i++) {
     Part other;
     other.load(row + i * 4 * EXCHANGED_VECTORS);
     total.add(other, real_units(coord.rank * UNITS + i / HOLDERS * 16, 16) / float(HOLDERS));
@@ -191,8 +174,7 @@ DEVICE void UnitReductions::total_of_block(Part& total, int sequence, int parts)
 
 template <class Part>
 DEVICE void UnitReductions::store_results(const Part& total, int sequence) const {
-#pragma unroll
-  for (int i = 0; i < Part::RESULTS; i++) results[i * SEQS + sequence] = total.result(i);
+  UNROLL for (int i = 0; i < Part::RESULTS; i++) results[i * SEQS + sequence] = total.result(i);
 }
 #else
 constexpr int REDUCTION_BYTES = 0;

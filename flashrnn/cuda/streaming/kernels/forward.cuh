@@ -14,23 +14,19 @@ struct StepInput {
 DEVICE void read_input(StepInput& to, const Params& params, const CellCoord& cell, i64 t) {
   const scalar* x = params.x + cell.row_at(params, t) * GI * ROW + cell.element;
   to.carry = !RESET || !params.reset[cell.sequence * params.T + t];
-#pragma unroll
-  for (int j = 0; j < GI; j++) {
+  UNROLL for (int j = 0; j < GI; j++) {
     to.x[j] = float(x[j * ROW]);
     if (t + AHEAD < params.T) prefetch(x + (AHEAD * params.row_t * GI + j) * ROW);
   }
-#pragma unroll
-  for (int j = 0; j < GATES; j++) to.bias[j] = params.bias[j * ROW + cell.element];
-#pragma unroll
-  for (int k = 0; k < STATES; k++) to.state[k] = to.carry ? params.state[(k * params.B + cell.sequence) * ROW + cell.element] : 0;
+  UNROLL for (int j = 0; j < GATES; j++) to.bias[j] = params.bias[j * ROW + cell.element];
+  UNROLL for (int k = 0; k < STATES; k++) to.state[k] = to.carry ? params.state[(k * params.B + cell.sequence) * ROW + cell.element] : 0;
 }
 
 // Computes a cell's states after the step, with h rounded as it is exchanged, and its gates as they are stored for the
 // backward.
 DEVICE void step_forward(float (&fresh)[STATES], UnitGates& stored, const StepInput& in, const float* sums, const CellCoord& cell) {
   float g[GATES];
-#pragma unroll
-  for (int j = 0; j < GATES; j++) {
+  UNROLL for (int j = 0; j < GATES; j++) {
     g[j] = assemble_gate<false>(
         j, in.bias[j], in.carry, [&](int k) { return sum_of(sums, cell, k * UNITS + cell.row); }, [&](int k) { return in.x[k]; });
     to_gate(stored.values[j], g[j]);
@@ -70,8 +66,7 @@ flashrnn_stream_forward(PARAMETERS) {
         const i64 at = cell.row_at(params, t) * ROW + cell.element;
         params.h[at] = scalar(fresh[i][0]);
         if (STORE_GATES) params.gates[at] = stored[i];
-#pragma unroll
-        for (int k = 0; k < STATES; k++) {
+        UNROLL for (int k = 0; k < STATES; k++) {
           params.state[(k * B + cell.sequence) * ROW + cell.element] = fresh[i][k];
           if (STORE_AUX && k > 0) to_gate(params.aux[(k - 1) * B * params.T * ROW + at], fresh[i][k]);
         }

@@ -73,8 +73,7 @@ struct CellCoord {
 // Calls f(i, cell) for each valid cell of the thread, number i < CELLS.
 template <class F>
 DEVICE void for_each_cell(const Item& item, i64 B, F f) {
-#pragma unroll
-  for (int i = 0; i < CELLS; i++) {
+  UNROLL for (int i = 0; i < CELLS; i++) {
     const CellCoord cell(item, i, B);
     if (cell.valid) f(i, cell);
   }
@@ -87,13 +86,11 @@ struct Stream {
 
   DEVICE Stream(const uint4* R_of_all, const Item& first) {
     R = R_of_all + threadIdx.x / 32 * ROW_TILES * 32 + threadIdx.x % 32;
-#pragma unroll
-    for (int slot = 0; slot < DEPTH; slot++) load(slot, first, slot);
+    UNROLL for (int slot = 0; slot < DEPTH; slot++) load(slot, first, slot);
   }
   // Loads vector number k of the warp, for all rows of an item, into a slot.
   DEVICE void load(int slot, const Item& item, int k) {
-#pragma unroll
-    for (int n = 0; n < ROW_TILES; n++) ahead[slot][n] = load_once(R + item.matrix + (k * WARPS * ROW_TILES + n) * 32);
+    UNROLL for (int n = 0; n < ROW_TILES; n++) ahead[slot][n] = load_once(R + item.matrix + (k * WARPS * ROW_TILES + n) * 32);
   }
 
   // Computes this warp's partial sums of an item: rows of tile (m, n) of c are sequences, its columns rows of R.
@@ -103,27 +100,20 @@ struct Stream {
     const uint4* lane_vectors = reinterpret_cast<const uint4*>(vectors + (item.sequence0 + quad) * PADDED_K) + warp * 4 + lane_in_quad;
     uint4 v[DEPTH][SEQ_TILES][2];
     auto load_vectors = [&](int slot, int k) {
-#pragma unroll
-      for (int m = 0; m < SEQ_TILES; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
+      UNROLL for (int m = 0; m < SEQ_TILES; m++)
+        UNROLL for (int half = 0; half < 2; half++) {
           int sequence = m * 16 + half * 8;
           const uint4* from = lane_vectors + sequence * (PADDED_K / VECTOR * 4) + k * WARPS * 4;
           v[slot][m][half] = load_exchanged(from, item.sequence0 + sequence + quad < B);
         }
     };
-#pragma unroll
-    for (int slot = 0; slot < DEPTH; slot++) load_vectors(slot, slot);
-#pragma unroll
-    for (int m = 0; m < SEQ_TILES; m++)
-#pragma unroll
-      for (int n = 0; n < ROW_TILES; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) c[m][n][i] = 0;
+    UNROLL for (int slot = 0; slot < DEPTH; slot++) load_vectors(slot, slot);
+    UNROLL for (int m = 0; m < SEQ_TILES; m++)
+      UNROLL for (int n = 0; n < ROW_TILES; n++)
+        UNROLL for (int i = 0; i < 4; i++) c[m][n][i] = 0;
 #pragma unroll 1
     for (int first = 0; first < WARP_VECTORS; first += DEPTH)
-#pragma unroll
-      for (int slot = 0; slot < DEPTH; slot++) {
+      UNROLL for (int slot = 0; slot < DEPTH; slot++) {
         const int k = first + slot, later = k + DEPTH;
         if (WARP_VECTORS % DEPTH != 0 && k >= WARP_VECTORS) break;
         multiply(c, v[slot], ahead[slot]);
@@ -142,12 +132,9 @@ DEVICE void step_sums(float* sums, Stream& stream, const Params& params, const I
   __syncthreads();  // also: all threads have read the previous sums
   float c[SEQ_TILES][ROW_TILES][4];
   stream.product(c, item, next, vectors + item.head * params.B * PADDED_K, params.B);
-#pragma unroll
-  for (int m = 0; m < SEQ_TILES; m++)
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-#pragma unroll
-      for (int n = 0; n < ROW_TILES; n++) {
+  UNROLL for (int m = 0; m < SEQ_TILES; m++)
+    UNROLL for (int half = 0; half < 2; half++)
+      UNROLL for (int n = 0; n < ROW_TILES; n++) {
         float* to = sums + (warp * SEQS + m * 16 + half * 8 + quad) * SUM_STRIDE + n * 8 + 2 * lane_in_quad;
         *reinterpret_cast<float2*>(to) = make_float2(c[m][n][2 * half], c[m][n][2 * half + 1]);
       }
@@ -157,8 +144,7 @@ DEVICE void step_sums(float* sums, Stream& stream, const Params& params, const I
 // Returns the sum over the warps of row `row` of the item, for the cell's sequence.
 DEVICE float sum_of(const float* sums, const CellCoord& cell, int row) {
   float sum = 0;
-#pragma unroll
-  for (int warp = 0; warp < WARPS; warp++) sum += sums[(warp * SEQS + cell.column) * SUM_STRIDE + row];
+  UNROLL for (int warp = 0; warp < WARPS; warp++) sum += sums[(warp * SEQS + cell.column) * SUM_STRIDE + row];
   return sum;
 }
 
@@ -166,8 +152,7 @@ DEVICE float sum_of(const float* sums, const CellCoord& cell, int row) {
 template <class Gradient, class P>  // Params of a backward
 DEVICE void store_gate_gradients(const Gradient& d_g, const P& params, const CellCoord& cell, i64 t) {
   const i64 row = cell.row_at(params, t);
-#pragma unroll
-  for (int j = 0; j < GATES; j++) {
+  UNROLL for (int j = 0; j < GATES; j++) {
     if (INPUT_OF[j] >= 0) params.d_x[(row * GI + INPUT_OF[j]) * ROW + cell.element] = scalar(d_g(j));
     else if (RECURRENT_OF[j] >= 0) params.d_u[(row * GU + RECURRENT_ONLY_OF[j]) * ROW + cell.element] = scalar(d_g(j));
     add_to(params.d_bias + (cell.sequence * GATES + j) * ROW + cell.element, d_g(j));
