@@ -10,7 +10,8 @@ constexpr int AT_ONCE = 4;  // loads of a thread in flight
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 flashrnn_gather_rows(PARAMETERS) {
   const Params params{PARAMETER_NAMES};
-  const u32 vectors = u32(params.vectors), all = u32(params.all), first = blockIdx.x * (AT_ONCE * BLOCK_THREADS) + threadIdx.x;
+  const u32 vectors = u32(params.vectors), all = u32(params.all);
+  const u32 first = blockIdx.x * (AT_ONCE * BLOCK_THREADS) + threadIdx.x;
   uint4 found[AT_ONCE];
   UNROLL for (int k = 0; k < AT_ONCE; k++) {
     const u32 i = first + k * BLOCK_THREADS, row = i / vectors;

@@ -31,12 +31,14 @@ struct UnitReductions {
   // Reduces SUMS values, then MOMENTS, then MAXIMA over the units of the row. The results are the sums, mean and
   // variance of each moment, then the maxima. All threads of the block call this.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
+                     float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     Part total = reduce_warp<SUMS, MOMENTS, MAXIMA>(values);
     float* buffer = parts + (exchange++ & 1) * (WARPS * 4 * EXCHANGED_VECTORS);
     if (threadIdx.x % 32 == 0)
-      UNROLL for (int i = 0; i < Part::WORDS; i++) buffer[threadIdx.x / 32 * 4 * EXCHANGED_VECTORS + i] = total.words[i];
+      UNROLL for (int i = 0; i < Part::WORDS; i++)
+        buffer[threadIdx.x / 32 * 4 * EXCHANGED_VECTORS + i] = total.words[i];
     __syncthreads();
     total.load(buffer);
     UNROLL for (int warp = 1; warp < WARPS; warp++) {
@@ -64,11 +66,13 @@ struct UnitReductions {
         part.words[SUMS + 2 * i] += deviation;
         part.words[SUMS + 2 * i + 1] = fmaf(deviation, deviation, part.words[SUMS + 2 * i + 1]);
       }
-      UNROLL for (int i = Part::ADDED + MOMENTS; i < Part::WORDS; i++) part.words[i] = op_max(part.words[i], values[i - Part::ADDED + SUMS][q]);
+      UNROLL for (int i = Part::ADDED + MOMENTS; i < Part::WORDS; i++)
+        part.words[i] = op_max(part.words[i], values[i - Part::ADDED + SUMS][q]);
     }
     UNROLL for (int mask = 16; mask > 0; mask /= 2) {
       UNROLL for (int i = 0; i < Part::ADDED; i++) part.words[i] += __shfl_xor_sync(~0u, part.words[i], mask);
-      UNROLL for (int i = Part::ADDED + MOMENTS; i < Part::WORDS; i++) part.words[i] = op_max(part.words[i], __shfl_xor_sync(~0u, part.words[i], mask));
+      UNROLL for (int i = Part::ADDED + MOMENTS; i < Part::WORDS; i++)
+        part.words[i] = op_max(part.words[i], __shfl_xor_sync(~0u, part.words[i], mask));
     }
     return part;
   }
@@ -113,13 +117,15 @@ struct Row {
 // Loads the biases of the thread's units.
 DEVICE void load_biases(float (&b)[GATES][CELLS], const bias_number* bias, int head) {
   UNROLL for (int j = 0; j < GATES; j++)
-    UNROLL for (int q = 0; q < CELLS; q++) b[j][q] = unit_of(q) < D ? float(bias[BIAS_OF[j] * ROW + head * D + unit_of(q)]) : 0;
+    UNROLL for (int q = 0; q < CELLS; q++)
+      b[j][q] = unit_of(q) < D ? float(bias[BIAS_OF[j] * ROW + head * D + unit_of(q)]) : 0;
 }
 
 // Computes the gates: the bias and, for gates that have one, the input.
 DEVICE void add_inputs(float (&g)[GATES][CELLS], const float (&b)[GATES][CELLS], const Row<GI>& x) {
   UNROLL for (int j = 0; j < GATES; j++)
-    UNROLL for (int q = 0; q < CELLS; q++) g[j][q] = INPUT_OF[j] >= 0 ? b[j][q] + x.get(INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0, q) : b[j][q];
+    UNROLL for (int q = 0; q < CELLS; q++)
+      g[j][q] = INPUT_OF[j] >= 0 ? b[j][q] + x.get(INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0, q) : b[j][q];
 }
 
 // Params: types and shapes are in hoisted.py. x, bias -> values, rounded as gates.
@@ -184,6 +190,7 @@ flashrnn_hoisted(PARAMETERS) {
   }
   UNROLL for (int j = 0; j < GATES; j++)
     UNROLL for (int q = 0; q < CELLS; q++)
-      if (unit_of(q) < D) params.d_bias[(blockIdx.x / HEADS * GATES + j) * i64(ROW) + head * D + unit_of(q)] = sums[j][q];
+      if (unit_of(q) < D)
+        params.d_bias[(blockIdx.x / HEADS * GATES + j) * i64(ROW) + head * D + unit_of(q)] = sums[j][q];
 }
 #endif

@@ -21,7 +21,8 @@ struct Partial {
   }
   DEVICE void store(float* to) const {
     UNROLL for (int i = 0; i < VECTORS; i++)
-      reinterpret_cast<float4*>(to)[i] = make_float4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+      reinterpret_cast<float4*>(to)[i] =
+          make_float4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
   }
   // Adds the contribution of `units` other units.
   DEVICE void add(const Partial& other, float units) {
@@ -38,7 +39,8 @@ struct Partial {
   DEVICE void add_lanes() {
     UNROLL for (int mask = 16; mask >= LAST; mask /= 2) {
       UNROLL for (int i = 0; i < ADDED; i++) words[i] += __shfl_xor_sync(~0u, words[i], mask);
-      UNROLL for (int i = ADDED + MOMENTS; i < WORDS; i++) words[i] = op_max(words[i], __shfl_xor_sync(~0u, words[i], mask));
+      UNROLL for (int i = ADDED + MOMENTS; i < WORDS; i++)
+        words[i] = op_max(words[i], __shfl_xor_sync(~0u, words[i], mask));
     }
   }
   // Adds up the contributions of all lanes of the warp; that of this lane comes from `units` units.

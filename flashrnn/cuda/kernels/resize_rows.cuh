@@ -42,7 +42,8 @@ struct Part {
 DEVICE void resize_groups(const Resize& job, int thread) {
   const int from = job.from, to = job.to, at_once = job.at_once, first = thread / to, vector = thread - first * to;
   if (first >= at_once) return;
-  const int row = vector * IN_VECTOR / to, column = vector * IN_VECTOR - row * to, left = to - column;  // left: to the row's end
+  // left: to the row's end
+  const int row = vector * IN_VECTOR / to, column = vector * IN_VECTOR - row * to, left = to - column;
   const u16* x = job.x + (i64(first) * IN_VECTOR + row) * from;
   const Part before(x + column, 0, min(left, from - column)), after(x + from - left, left, left + from);
   uint4* resized = reinterpret_cast<uint4*>(job.resized) + i64(first) * to + vector;
@@ -66,7 +67,8 @@ DEVICE void resize_elements(const Resize& job, i64 first) {
   const i64 end = job.rows * job.to;
   if (first >= end) return;
   const i64 row = first / job.to;
-  i64 column = first - row * job.to, matrix = row < job.of_resized ? 0 : row / job.of_resized, of_matrix = row - matrix * job.of_resized;
+  i64 column = first - row * job.to, matrix = row < job.of_resized ? 0 : row / job.of_resized;
+  i64 of_matrix = row - matrix * job.of_resized;
   alignas(16) u16 found[IN_VECTOR];
   UNROLL for (int k = 0; k < IN_VECTOR; k++) {
     const bool exists = first + k < end && column < job.from && of_matrix < job.of_x;

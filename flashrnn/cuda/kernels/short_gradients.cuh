@@ -39,11 +39,13 @@ DEVICE void add_half_products(Sums& c, u32 from) {
   const u32 right = from + RIGHT + lane % 16 * RIGHT_PITCH + lane / 16 * (8 * BYTES);
   UNROLL for (int k = 0; k < ROWS; k += 16) {
     u32 a[WARP_UNITS / 16][4];
-    UNROLL for (int m = 0; m < WARP_UNITS / 16; m++) load_four_transposed(a[m], left + k * LEFT_PITCH + m * (16 * BYTES));
+    UNROLL for (int m = 0; m < WARP_UNITS / 16; m++)
+      load_four_transposed(a[m], left + k * LEFT_PITCH + m * (16 * BYTES));
     UNROLL for (int n = 0; n < COLUMNS; n += 16) {
       u32 b[4];
       load_four_transposed(b, right + k * RIGHT_PITCH + n * BYTES);
-      UNROLL for (int m = 0; m < WARP_UNITS / 16; m++) mma(c[m][n / 8], a[m], b[0], b[1]), mma(c[m][n / 8 + 1], a[m], b[2], b[3]);
+      UNROLL for (int m = 0; m < WARP_UNITS / 16; m++)
+        mma(c[m][n / 8], a[m], b[0], b[1]), mma(c[m][n / 8 + 1], a[m], b[2], b[3]);
     }
   }
 }
@@ -56,7 +58,8 @@ DEVICE void add_float_products(Sums& c, const char* from) {
 #pragma unroll 4
   for (int k = 0; k < ROWS; k++) {
     float a[WARP_UNITS / 8];
-    UNROLL for (int m = 0; m < WARP_UNITS / 8; m++) a[m] = *reinterpret_cast<const float*>(left + k * LEFT_PITCH + m * (8 * BYTES));
+    UNROLL for (int m = 0; m < WARP_UNITS / 8; m++)
+      a[m] = *reinterpret_cast<const float*>(left + k * LEFT_PITCH + m * (8 * BYTES));
     UNROLL for (int n = 0; n < COLUMNS; n += 8) {
       const float2 b = *reinterpret_cast<const float2*>(right + k * RIGHT_PITCH + n * BYTES);
       UNROLL for (int m = 0; m < WARP_UNITS / 8; m++) {
@@ -105,7 +108,8 @@ DEVICE void store_d_R(const Params& params, char* memory, int rows, int tile) {
   UNROLL for (int gate = 0; gate < GR; gate++) {
     if (unit / D != gate) continue;
     const bool has_input = INPUT_OF[gate] >= 0;
-    gradient = (has_input ? params.d_x : params.d_u) + ((has_input ? INPUT_OF[gate] : RECURRENT_ONLY_OF[gate]) * HEADS + head) * D + unit % D;
+    gradient = (has_input ? params.d_x : params.d_u) +
+        ((has_input ? INPUT_OF[gate] : RECURRENT_ONLY_OF[gate]) * HEADS + head) * D + unit % D;
     width = (has_input ? GI : GU) * (HEADS * D);
   }
   const int column = first_column + own_column<COLUMNS>();
@@ -140,7 +144,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 flashrnn_short_gradients(PARAMETERS) {
   extern __shared__ __align__(16) char memory[];
   const Params params{PARAMETER_NAMES};
-  const int rows = int(params.B * params.T), tiles_of_W = int((params.features + COLUMNS - 1) / COLUMNS) * ((WIDTH + UNITS - 1) / UNITS);
+  const int rows = int(params.B * params.T);
+  const int tiles_of_W = int((params.features + COLUMNS - 1) / COLUMNS) * ((WIDTH + UNITS - 1) / UNITS);
   int block = blockIdx.x;
   if (block < TILES_OF_R) return store_d_R(params, memory, rows, block);
   block -= TILES_OF_R;

@@ -36,7 +36,8 @@ DEVICE void multiply(float (&c)[SEQ_TILES][ROW_TILES][4], const uint4 (&v)[SEQ_T
         // Tensor cores truncate their sums. Sums over many vectors are therefore made of rounded additions.
         float sum[4] = {};
         UNROLL for (int order = SPLITS - 1; order >= 0; order--)
-          UNROLL for (int split = 0; split <= order; split++) mma(sum, a[m][split], b[order - split][0], b[order - split][1]);
+          UNROLL for (int split = 0; split <= order; split++)
+            mma(sum, a[m][split], b[order - split][0], b[order - split][1]);
         UNROLL for (int i = 0; i < 4; i++) c[m][n][i] += sum[i];
       }
     }

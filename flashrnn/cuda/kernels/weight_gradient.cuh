@@ -11,7 +11,8 @@ constexpr int TILES = HEAD_TILES % 2 ? 1 : 2;                                   
 constexpr int THREADS = 32 * HEADS_AT_ONCE * HEAD_TILES / TILES;
 constexpr int PITCH = HEADS_AT_ONCE * PADDED * BYTES + 16;  // bytes between rows; eight rows access different banks
 constexpr int MATRIX = ROWS * PITCH, STAGE = (GATES_AT_ONCE + 1) * MATRIX;  // the gradients of the gates, and h
-constexpr int HEAD_GROUPS = (HEADS + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE, GATE_GROUPS = (GR + GATES_AT_ONCE - 1) / GATES_AT_ONCE;
+constexpr int HEAD_GROUPS = (HEADS + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE;
+constexpr int GATE_GROUPS = (GR + GATES_AT_ONCE - 1) / GATES_AT_ONCE;
 constexpr int VECTOR = D % 8 == 0 ? 8 : D % 4 == 0 ? 4 : 2;  // elements of a copy
 constexpr int ROW_VECTORS = HEADS_AT_ONCE * D / VECTOR, ROWS_AT_ONCE = THREADS / ROW_VECTORS;
 constexpr int UNITS = 16 * HEADS_AT_ONCE * HEAD_TILES, RESULTS = PADDED + 8;  // floats between units, in shared memory
@@ -64,7 +65,8 @@ struct ResultIndices {
   DEVICE i64 operator()(int unit, int column) const {
     const int gate = first_gate + unit / PADDED % GATES_AT_ONCE, row = unit % PADDED;
     const int head = first_head + unit / PADDED / GATES_AT_ONCE;
-    return gate < GR && head < HEADS && row < D && column < D ? ((i64(gate) * HEADS + head) * D + row) * D + column : -1;
+    return gate < GR && head < HEADS && row < D && column < D
+        ? ((i64(gate) * HEADS + head) * D + row) * D + column : -1;
   }
 };
 
@@ -84,7 +86,8 @@ DEVICE void add_products(float (&c)[TILES][PADDED / 8][4], u32 from, const u32 (
 
 // Stores the sums of a block: in its shared memory for the other blocks of the cluster or, without clusters, in a
 // partial sum of d_R.
-DEVICE void store_sums(const float (&c)[TILES][PADDED / 8][4], char* memory, float* partial, const ResultIndices& index) {
+DEVICE void store_sums(const float (&c)[TILES][PADDED / 8][4], char* memory, float* partial,
+                       const ResultIndices& index) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quad = lane / 4, lane_in_quad = lane % 4;
   UNROLL for (int m = 0; m < TILES; m++)
     UNROLL for (int n = 0; n < PADDED; n += 8)
@@ -132,13 +135,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 flashrnn_weight_gradient(PARAMETERS) {
   extern __shared__ __align__(16) char memory[];
   const Params params{PARAMETER_NAMES};
-  const int cluster = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER, first_head = cluster % HEAD_GROUPS * HEADS_AT_ONCE;
-  const int first_gate = cluster / HEAD_GROUPS % GATE_GROUPS * GATES_AT_ONCE, k_split = cluster / HEAD_GROUPS / GATE_GROUPS;
+  const int cluster = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
+  const int first_head = cluster % HEAD_GROUPS * HEADS_AT_ONCE;
+  const int first_gate = cluster / HEAD_GROUPS % GATE_GROUPS * GATES_AT_ONCE;
+  const int k_split = cluster / HEAD_GROUPS / GATE_GROUPS;
   const RowSource source(params, first_head, first_gate);
   const int begin = int((k_split * CLUSTER + rank) * params.block_rows);
   const int end = int(min(params.B * params.T, begin + params.block_rows));
   if (D < PADDED || GR % GATES_AT_ONCE) {  // no copy writes to padding or to gates that do not exist
-    for (int i = threadIdx.x; i < STAGES * STAGE / 16; i += THREADS) reinterpret_cast<uint4*>(memory)[i] = make_uint4(0, 0, 0, 0);
+    for (int i = threadIdx.x; i < STAGES * STAGE / 16; i += THREADS)
+      reinterpret_cast<uint4*>(memory)[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
   }
   const u32 shared = shared_address(memory);

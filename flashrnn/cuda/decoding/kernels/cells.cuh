@@ -19,7 +19,8 @@ struct UnitReductions {
   // variance of each moment, then the maxima. NUMBER: of the exchange in the step. All threads of all blocks that have
   // units call this together.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA, int CELLS>
-  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
+                     float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     static_assert(CELLS == UNITS);
     Part part = of_unit<Part>(values, 0);
@@ -47,7 +48,8 @@ struct UnitReductions {
   DEVICE static Part of_unit(const float (&values)[NUMBERS][CELLS], int q) {
     Part part = {};
     UNROLL for (int i = 0; i < Part::SUMS; i++) part.words[i] = values[i][q];
-    UNROLL for (int i = 0; i < Part::MOMENTS + Part::MAXIMA; i++) part.words[Part::ADDED + i] = values[Part::SUMS + i][q];
+    UNROLL for (int i = 0; i < Part::MOMENTS + Part::MAXIMA; i++)
+      part.words[Part::ADDED + i] = values[Part::SUMS + i][q];
     return part;
   }
   // Adds up the contributions of LANES lanes, each of `units` units.
@@ -77,14 +79,16 @@ struct UnitReductions {
     }
     add_lanes(total, units);
     // Only the first lane is sure to have loaded a contribution, and so to have a shift that is one of the values.
-    UNROLL for (int i = 0; i < Part::WORDS; i++) total.words[i] = __shfl_sync(0xffffffffu, total.words[i], threadIdx.x % 32 / LANES * LANES);
+    UNROLL for (int i = 0; i < Part::WORDS; i++)
+      total.words[i] = __shfl_sync(0xffffffffu, total.words[i], threadIdx.x % 32 / LANES * LANES);
     return total;
   }
 };
 
 // Computes the new states of CELLS cells of each lane from the gates g and the old states.
 template <int CELLS, class Units>
-DEVICE void compute_cells(float (&g)[GATES][CELLS], const float (&old)[STATES][CELLS], float (&fresh)[STATES][CELLS], const Units& units) {
+DEVICE void compute_cells(float (&g)[GATES][CELLS], const float (&old)[STATES][CELLS], float (&fresh)[STATES][CELLS],
+                          const Units& units) {
 #if REDUCES
   float statistics[STATISTICS > 0 ? STATISTICS : 1][CELLS], stored[GATES][CELLS];
   auto recurrent_gates = [](float (&)[GATES][CELLS]) {};  // already added, because R h is computed first

@@ -41,12 +41,14 @@ struct Cluster {
       if (lane == 0) shared.block_results[buffer] = v;
     }
     cluster_sync();
-    v = reduce_lanes<RANKS>(load_remote(remote_address(shared_address(&shared.block_results[buffer]), lane % RANKS)), f);
+    v = reduce_lanes<RANKS>(load_remote(remote_address(shared_address(&shared.block_results[buffer]), lane % RANKS)),
+                            f);
     buffer ^= 1;
     return v;
   }
   DEVICE float4 sum(float x, float y = 0, float z = 0) {
-    return reduce(make_float4(x, y, z, 0), [](float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, 0); });
+    return reduce(make_float4(x, y, z, 0),
+                  [](float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, 0); });
   }
   DEVICE float max(float x) {
     return reduce(make_float4(x, 0, 0, 0), [](float4 a, float4 b) { return make_float4(fmaxf(a.x, b.x), 0, 0, 0); }).x;
@@ -77,11 +79,12 @@ DEVICE u32 weight_threshold(Cluster& cluster, const u32 (&logit)[ELEMENTS], floa
 
 // Returns the smallest logit that top-k and top-p allow, as an `ordered` number. `largest` is the largest logit,
 // divided by the temperature.
-DEVICE u32 smallest_allowed(Cluster& cluster, const u32 (&logit)[ELEMENTS], const Params& params, float largest, float temperature,
-                          float top_p) {
+DEVICE u32 smallest_allowed(Cluster& cluster, const u32 (&logit)[ELEMENTS], const Params& params, float largest,
+                            float temperature, float top_p) {
   const int lowest_bit = params.seen ? 0 : LOWEST_BIT;
   u32 smallest = 1;
-  if (params.top_k) smallest = weight_threshold(cluster, logit, float(params.top_k), lowest_bit, [](int) { return 1.0f; });
+  if (params.top_k)
+    smallest = weight_threshold(cluster, logit, float(params.top_k), lowest_bit, [](int) { return 1.0f; });
   if (top_p < 1) {
     float weight[ELEMENTS], sum = 0;
     UNROLL for (int i = 0; i < ELEMENTS; i++) {

@@ -22,7 +22,8 @@ DEVICE void load_operand(Operand& operand, int vectors, i64 B, F f) {
     UNROLL for (int half = 0; half < 2; half++) {
       const int sequence = seq_tile() * 16 + half * 8 + threadIdx.x % 32 / 4, vector = i * K_SLICES + k_slice();
       const bool valid = (half == 0 || MANY) && sequence < B && vector < vectors;
-      operand[i].values[0][half] = valid ? f(sequence, vector * VECTOR + threadIdx.x % 4 * LANE) : make_uint4(0, 0, 0, 0);
+      operand[i].values[0][half] = valid
+          ? f(sequence, vector * VECTOR + threadIdx.x % 4 * LANE) : make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -43,7 +44,8 @@ struct Scales {
   DEVICE Scales(const float* scales, int first, int step, int rows) {
     if constexpr (INT8)
       UNROLL for (int k = 0; k < K; k++)
-        UNROLL for (int i = 0; i < 2; i++) values[k][i] = scales[min(first + k * step + int(threadIdx.x % 4) * 2 + i, rows - 1)];
+        UNROLL for (int i = 0; i < 2; i++)
+          values[k][i] = scales[min(first + k * step + int(threadIdx.x % 4) * 2 + i, rows - 1)];
   }
   // Multiplies the sums of tile k by their scales.
   DEVICE void apply(Sums& c, int k) const {

@@ -16,7 +16,9 @@ DEVICE void load_four(float (&v)[4], const S* from) {
   const float2 low = unpack(words.x), high = unpack(words.y);
   v[0] = low.x, v[1] = low.y, v[2] = high.x, v[3] = high.y;
 }
-DEVICE void store_four(float* to, const float (&v)[4]) { *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]); }
+DEVICE void store_four(float* to, const float (&v)[4]) {
+  *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+}
 template <class S>
 DEVICE void store_four(S* to, const float (&v)[4]) {
   *reinterpret_cast<uint2*>(to) = make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
@@ -65,7 +67,8 @@ struct RowOf {
         const float d[4] = {v[0] - mean, v[1] - mean, v[2] - mean, v[3] - mean};
         squares += (d[0] * d[0] + d[1] * d[1]) + (d[2] * d[2] + d[3] * d[3]);
       });
-      UNROLL for (int other = 1; other < LANES; other *= 2) {  // sums of squares of two parts by Chan, Golub and LeVeque
+      // Sums of squares of two parts by Chan, Golub and LeVeque.
+      UNROLL for (int other = 1; other < LANES; other *= 2) {
         const float difference = __shfl_xor_sync(0xffffffffu, mean, other) - mean;
         squares += __shfl_xor_sync(0xffffffffu, squares, other) + difference * difference * (0.5f * count);
         mean += 0.5f * difference, count *= 2;

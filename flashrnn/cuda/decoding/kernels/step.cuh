@@ -34,7 +34,8 @@ DEVICE void store_sums(Shared& shared, int tile, const Sums& c) {
 // Returns the sum over all warps, for a row of a tile and this warp's sequence. The warps must have synchronised.
 DEVICE float sum_of_warps(const Shared& shared, int tile, int row) {
   float sum = 0;
-  UNROLL for (int warp = 0; warp < WARPS; warp++) sum += shared.sums[warp][warp_sequence()][shared.place(tile, warp_sequence())][row];
+  UNROLL for (int warp = 0; warp < WARPS; warp++)
+    sum += shared.sums[warp][warp_sequence()][shared.place(tile, warp_sequence())][row];
   return sum;
 }
 
@@ -45,7 +46,8 @@ DEVICE void multiply_rows(Shared& shared, Weights& weights, const Operand& opera
   for_tiles<(ROWS + 7) / 8, GRID>(blockIdx.x, [&](auto tiles, int first) {
     Sums c[tiles] = {};
     const Scales<tiles> row_scales(scales, first * 8, GRID * 8, ROWS);
-    weights.multiply<tiles>([&](auto k) -> Sums& { return c[k]; }, [&](int, int i) -> const Vectors& { return operand[i]; }, VECTORS);
+    weights.multiply<tiles>([&](auto k) -> Sums& { return c[k]; },
+                            [&](int, int i) -> const Vectors& { return operand[i]; }, VECTORS);
     if (first >= TILES * GRID) sync_consumers();  // all threads have read the previous sums
     UNROLL for (int k = 0; k < tiles; k++) row_scales.apply(c[k], k), store_sums(shared, k, c[k]);
     sync_consumers();
@@ -187,7 +189,8 @@ struct Step {
         Operand slices[SLICES_AT_ONCE];
         load_slices(slices, first, mark(block));
         weights.multiply<SLICES_AT_ONCE>([&](auto k) -> Sums& { return c[k]; },
-                                         [&](auto k, int i) -> const Vectors& { return slices[k][i]; }, VECTORS, SLICES - first);
+                                         [&](auto k, int i) -> const Vectors& { return slices[k][i]; }, VECTORS,
+                                         SLICES - first);
       }
       UNROLL for (int k = 1; k < SLICES_AT_ONCE; k++)
         UNROLL for (int r = 0; r < 4; r++) c[0][0][0][r] += c[k][0][0][r];
@@ -213,7 +216,8 @@ struct Step {
     });
     UNROLL for (int k = 0; k < SLICES_AT_ONCE * WARP_VECTORS; k++) {
       auto& values = slices[k / WARP_VECTORS][k % WARP_VECTORS].values[0];
-      values[0] = sequence < params.B && vector(k) < VECTORS ? words[k] : make_uint4(0, 0, 0, 0), values[1] = make_uint4(0, 0, 0, 0);
+      values[0] = sequence < params.B && vector(k) < VECTORS ? words[k] : make_uint4(0, 0, 0, 0),
+          values[1] = make_uint4(0, 0, 0, 0);
     }
   }
 };

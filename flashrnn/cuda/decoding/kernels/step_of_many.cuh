@@ -52,8 +52,10 @@ struct VectorsOf {
   Shared& shared;
   DEVICE Vectors operator()(int, int i) const {
     Vectors vectors;
-    const int row = seq_tile() * 16 + threadIdx.x % 32 / 4, at = (i * K_SLICES + k_slice()) * VECTOR + threadIdx.x % 4 * LANE;
-    UNROLL for (int half = 0; half < 2; half++) vectors.values[0][half] = *reinterpret_cast<const uint4*>(&shared.operand[row + half * 8][at]);
+    const int row = seq_tile() * 16 + threadIdx.x % 32 / 4;
+    const int at = (i * K_SLICES + k_slice()) * VECTOR + threadIdx.x % 4 * LANE;
+    UNROLL for (int half = 0; half < 2; half++)
+      vectors.values[0][half] = *reinterpret_cast<const uint4*>(&shared.operand[row + half * 8][at]);
     return vectors;
   }
 };
@@ -129,7 +131,9 @@ struct Step {
       UNROLL for (int m = 0; m < SEQ_TILES; m++) {
         const u32 barrier = shared_address(shared.arrived + m), count = min(max(int(params.B) - m * 16, 0), 16);
         barrier_expect(barrier, count * sizeof(shared.operand[0]));
-        if (count) copy_bulk(shared_address(shared.operand[m * 16]), rows + m * 16 * OPERAND_STRIDE, count * sizeof(shared.operand[0]), barrier);
+        if (count)
+          copy_bulk(shared_address(shared.operand[m * 16]), rows + m * 16 * OPERAND_STRIDE,
+                    count * sizeof(shared.operand[0]), barrier);
       }
     }
     __syncwarp();
@@ -152,7 +156,8 @@ struct Step {
     float old[STATES][VALUES], g[GATES][VALUES], fresh[STATES][VALUES];
     UNROLL for (int v = 0; v < VALUES; v++) {
       const int unit = tile * 8 + column(v);
-      UNROLL for (int k = 0; k < STATES; k++) old[k][v] = row < params.B ? state[(k * params.B + row) * WIDTH + unit] : 0;
+      UNROLL for (int k = 0; k < STATES; k++)
+        old[k][v] = row < params.B ? state[(k * params.B + row) * WIDTH + unit] : 0;
       UNROLL for (int j = 0; j < GATES; j++) g[j][v] = float(bias[j * WIDTH + unit]);
     }
     const Scales<GI> scales(model.at<const float>(block, GATE_SCALE), tile * 8, WIDTH, GI * WIDTH);
@@ -190,7 +195,9 @@ struct Step {
     });
   }
 
-  DEVICE scalar* slice(int block, int index) const { return params.hidden + (block % 2 * SLICES + index) * params.B * OPERAND_STRIDE; }
+  DEVICE scalar* slice(int block, int index) const {
+    return params.hidden + (block % 2 * SLICES + index) * params.B * OPERAND_STRIDE;
+  }
   // Third phase: the hidden layer of the MLP.
   DEVICE void compute_hidden(int block) {
     if (blockIdx.x >= HIDDEN_BLOCKS) return grid.pass(HIDDEN_BLOCKS);

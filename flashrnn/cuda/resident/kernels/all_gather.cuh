@@ -10,7 +10,8 @@ constexpr int SENT_COLUMNS = PACKED ? 4 : SEQS;  // columns of one split of all 
 // to the same block at once. The threads of the unit tile must have synchronised since they stored h.
 DEVICE void send_h(const char* send_buffer, u32 state, u32 barriers, const ThreadCoord& coord) {
   constexpr int AT_ONCE = TILE_THREADS / TILE_VECTORS;  // blocks
-  const u32 vector = coord.tile_thread % TILE_VECTORS, first = coord.tile_thread / TILE_VECTORS, column = vector % SENT_COLUMNS;
+  const u32 vector = coord.tile_thread % TILE_VECTORS, first = coord.tile_thread / TILE_VECTORS;
+  const u32 column = vector % SENT_COLUMNS;
   UNROLL for (int split = 0; split < OPERANDS; split++) {
     const u32 own = coord.unit_tile * TILE_VECTORS + vector;
     const uint4 value = reinterpret_cast<const uint4*>(send_buffer + split * UNITS * SEQS * 2)[own];
@@ -64,7 +65,8 @@ struct Ring {
   }
   // Copies h of step t to shared memory as it arrives.
   DEVICE void receive(char* state, int t) const {
-    constexpr int VECTORS = SPLITS * HEAD_VECTORS, ALL = (VECTORS + THREADS - 1) / THREADS, TOGETHER = ALL < 8 ? ALL : 8;
+    constexpr int VECTORS = SPLITS * HEAD_VECTORS, ALL = (VECTORS + THREADS - 1) / THREADS;
+    constexpr int TOGETHER = ALL < 8 ? ALL : 8;
     for (int first = threadIdx.x; first < VECTORS; first += TOGETHER * THREADS) {
       const uint4* from = slot(t) + first;
       uint4 vectors[TOGETHER];
@@ -93,5 +95,6 @@ DEVICE void init_barriers(u32 barriers) {
 // Sets the number of bytes of h after which the mbarriers of a buffer complete their phase.
 DEVICE void expect_h(u32 barriers, int buffer, const ThreadCoord& coord) {
   if (threadIdx.x == 0)
-    for (int i = 0; i < SEGMENTS; i++) barrier_expect(barriers + (buffer * SEGMENTS + i) * 8, H_BYTES / SEGMENTS / SENT_COLUMNS * coord.used_columns());
+    for (int i = 0; i < SEGMENTS; i++)
+      barrier_expect(barriers + (buffer * SEGMENTS + i) * 8, H_BYTES / SEGMENTS / SENT_COLUMNS * coord.used_columns());
 }

@@ -110,7 +110,8 @@ struct Loop {
     };
     float d_g[GATES][CELLS];
 #if REDUCES
-    if (!DENSE || coord.has_cells()) step_cells_back(d_g, carried, read, aux_gradients, from_next, early, cells.valid, units);
+    if (!DENSE || coord.has_cells())
+      step_cells_back(d_g, carried, read, aux_gradients, from_next, early, cells.valid, units);
 #else
     step_cells_back(d_g, carried, read, aux_gradients, from_next, cells.valid, units, coord);
 #endif
@@ -120,7 +121,8 @@ struct Loop {
     UNROLL for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
     copy_wait<IN_FLIGHT>();
     next_row();
-    if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQUENCES * coord.used_columns());
+    if (CLUSTERED && threadIdx.x == 0)
+      barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQUENCES * coord.used_columns());
     __syncthreads();
     if constexpr (BLOCKS > 1) scatter_gradient(step, weights, scale, shared.operand, exchange, coord);
     next_stage();
@@ -128,15 +130,16 @@ struct Loop {
 };
 
 // In a grid: clears the workspace through which this block receives data, and arrives at the grid barrier.
-DEVICE void arrive_at_grid(const Exchange& exchange, const UnitReductions& units, const GridBarrier<BLOCKS>& grid_barrier,
-                           const ThreadCoord& coord) {
+DEVICE void arrive_at_grid(const Exchange& exchange, const UnitReductions& units,
+                           const GridBarrier<BLOCKS>& grid_barrier, const ThreadCoord& coord) {
   clear_partials(exchange.partials, coord);
   units.clear();
   grid_barrier.arrive();
 }
 
 // Waits until all blocks of the group are ready to receive. In a grid, they must have called arrive_at_grid.
-DEVICE void wait_for_group(const SharedMemory& shared, const UnitReductions& units, const GridBarrier<BLOCKS>& grid_barrier) {
+DEVICE void wait_for_group(const SharedMemory& shared, const UnitReductions& units,
+                           const GridBarrier<BLOCKS>& grid_barrier) {
   if constexpr (CLUSTERED) {
     if (threadIdx.x == 0) barrier_init(shared.barriers), barrier_init(shared.barriers + 8);
     units.init();

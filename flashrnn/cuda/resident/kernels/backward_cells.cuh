@@ -21,19 +21,23 @@ DEVICE void load_cells(LaneCells& cells, CarriedCells& carried, const Params& pa
     cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.has_sequence(coord.sequence(q));
     carried.carry_next[q] = true;
     cells.element[q] = coord.head * D + coord.unit(q);
-    carried.first_h[q] = USES_H && cells.valid[q] ? float(scalar(params.initial[cells.sequence[q] * ROW + cells.element[q]])) : 0;
+    carried.first_h[q] = USES_H && cells.valid[q]
+        ? float(scalar(params.initial[cells.sequence[q] * ROW + cells.element[q]])) : 0;
     UNROLL for (int i = 0; i < STATES; i++)
       carried.d_state[i][q] = cells.valid[q] && params.d_last ? params.d_last[cells.state_index(i, q, params.B)] : 0;
   }
 }
 
 // Loads the states after the last step, for states whose value after a step enters the step's gradient.
-DEVICE void load_after(float (&after)[STATES][CELLS], const Params& params, const LaneCells& cells, const ThreadCoord& coord) {
+DEVICE void load_after(float (&after)[STATES][CELLS], const Params& params, const LaneCells& cells,
+                       const ThreadCoord& coord) {
   const i64 last_row = (params.T - 1) * params.row_t, rows = params.B * params.T;
   UNROLL for (int q = 0; q < CELLS; q++)
     UNROLL for (int i = 1; i < STATES; i++)
       if (AFTER_OF[i] >= 0)
-        after[i][q] = (HELPED ? coord.has_sequence(coord.sequence(q)) : cells.valid[q]) ? float(params.aux[((i - 1) * rows + cells.sequence[q] * params.row_b + last_row) * ROW + cells.element[q]]) : 0;
+        after[i][q] = (HELPED ? coord.has_sequence(coord.sequence(q)) : cells.valid[q])
+            ? float(params.aux[((i - 1) * rows + cells.sequence[q] * params.row_b + last_row) * ROW + cells.element[q]])
+            : 0;
 }
 
 // Computes the gradients of a step's gates, and updates `carried` from the gradients of the states after the step to
@@ -41,7 +45,8 @@ DEVICE void load_after(float (&after)[STATES][CELLS], const Params& params, cons
 // late as possible. HELPED, another warp has computed `early`.
 #if REDUCES
 // Sets the gates of the lane's cells, and those states after the step that its gradient needs.
-DEVICE void gates_and_after(float (&g)[GATES][CELLS], float (&a)[AFTER > 0 ? AFTER : 1][CELLS], const StepCells& inputs, const CarriedCells& carried) {
+DEVICE void gates_and_after(float (&g)[GATES][CELLS], float (&a)[AFTER > 0 ? AFTER : 1][CELLS], const StepCells& inputs,
+                            const CarriedCells& carried) {
   UNROLL for (int q = 0; q < CELLS; q++) {
     UNROLL for (int j = 0; j < GATES; j++) g[j][q] = inputs.gate_of(j, q);
     UNROLL for (int i = 0; i < STATES; i++)
@@ -51,16 +56,17 @@ DEVICE void gates_and_after(float (&g)[GATES][CELLS], float (&a)[AFTER > 0 ? AFT
 
 // HELPED: computes the early values of a step from its gates and statistics.
 template <class Units>
-DEVICE void early_cells_back(EarlyValues::Cells& early, const CarriedCells& carried, const StepCells& inputs, const Units& units) {
+DEVICE void early_cells_back(EarlyValues::Cells& early, const CarriedCells& carried, const StepCells& inputs,
+                             const Units& units) {
   float g[GATES][CELLS], a[AFTER > 0 ? AFTER : 1][CELLS];
   gates_and_after(g, a, inputs, carried);
   if constexpr (HELPED) cells_backward_early(g, a, inputs.statistics, [] {}, early, units);
 }
 
 template <class FromNext>
-DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, const StepCells& inputs, const AuxGradients& aux_gradients,
-                            const FromNext& from_next, const EarlyValues::Cells& early, const bool (&valid)[CELLS],
-                            const UnitReductions& units) {
+DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, const StepCells& inputs,
+                            const AuxGradients& aux_gradients, const FromNext& from_next,
+                            const EarlyValues::Cells& early, const bool (&valid)[CELLS], const UnitReductions& units) {
   bool carry[CELLS];
   float g[GATES][CELLS], s[STATES][CELLS], d_old[STATES][CELLS], a[AFTER > 0 ? AFTER : 1][CELLS];
   UNROLL for (int q = 0; q < CELLS; q++) {
@@ -72,7 +78,8 @@ DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, c
     float d_from_next[CELLS];
     from_next(d_from_next);
     UNROLL for (int q = 0; q < CELLS; q++) {
-      UNROLL for (int i = 0; i < STATES; i++) d_new[i][q] = carried.d_state[i][q], aux_gradients.add_to(d_new[i][q], i, q);
+      UNROLL for (int i = 0; i < STATES; i++)
+        d_new[i][q] = carried.d_state[i][q], aux_gradients.add_to(d_new[i][q], i, q);
       d_new[0][q] += inputs.d_h[q];
       d_new[0][q] += carried.carry_next[q] ? d_from_next[q] : 0;  // which is known last
     }
@@ -92,8 +99,9 @@ DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, c
 }
 #else
 template <class FromNext>
-DEVICE void step_cells_back(float (&d_g_all)[GATES][CELLS], CarriedCells& carried, const StepCells& inputs, const AuxGradients& aux_gradients,
-                            const FromNext& from_next, const bool (&valid)[CELLS], const UnitReductions&, const ThreadCoord& coord) {
+DEVICE void step_cells_back(float (&d_g_all)[GATES][CELLS], CarriedCells& carried, const StepCells& inputs,
+                            const AuxGradients& aux_gradients, const FromNext& from_next, const bool (&valid)[CELLS],
+                            const UnitReductions&, const ThreadCoord& coord) {
   bool carry[CELLS];
   float factors[CELLS][FACTORS], d_from_next[CELLS];
   UNROLL for (int q = 0; q < CELLS; q++) {
@@ -128,7 +136,8 @@ struct Results {
   DEVICE void start(const Params& params, const LaneCells& cells) {
     UNROLL for (int p = 0; p < PAIRS; p++) {
       i64 row = cells.sequence[p * PAIR] * params.row_b + params.T * params.row_t;  // one step after the last
-      x_to[p] = params.d_x + row * GI * ROW + cells.element[p * PAIR], u_to[p] = params.d_u + row * GU * ROW + cells.element[p * PAIR];
+      x_to[p] = params.d_x + row * GI * ROW + cells.element[p * PAIR],
+          u_to[p] = params.d_u + row * GU * ROW + cells.element[p * PAIR];
       asm_fence(x_to[p]), asm_fence(u_to[p]);
     }
   }
@@ -172,7 +181,8 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
 }
 
 // Stores the gradients of the initial states; that of h includes d_first, which comes through R from the first step.
-DEVICE void store_d_initial(const Params& params, CarriedCells& carried, const float (&d_first)[CELLS], const LaneCells& cells) {
+DEVICE void store_d_initial(const Params& params, CarriedCells& carried, const float (&d_first)[CELLS],
+                            const LaneCells& cells) {
   UNROLL for (int q = 0; q < CELLS; q++) carried.d_state[0][q] += carried.carry_next[q] ? d_first[q] : 0;
   UNROLL for (int q = 0; q < CELLS; q++)
     UNROLL for (int i = 0; i < STATES; i++)

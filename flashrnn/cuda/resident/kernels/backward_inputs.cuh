@@ -5,7 +5,9 @@
 #include "resident/kernels/backward_memory.cuh"
 
 // Returns the row of sequence n in the step that is `back` steps before the last.
-DEVICE i64 last_row(const Params& params, i64 n, i64 back) { return n * params.row_b + (params.T - 1 - back) * params.row_t; }
+DEVICE i64 last_row(const Params& params, i64 n, i64 back) {
+  return n * params.row_b + (params.T - 1 - back) * params.row_t;
+}
 
 // Copies the statistics that the backward needs, for every step, to [SEQS in tile_row order][NEEDED_FLOATS] of each
 // unit tile.
@@ -19,7 +21,8 @@ struct StatisticsLoader {
   template <class First>
   DEVICE void start(u32 tile, const ThreadCoord& coord, First first) {
     UNROLL for (int i = 0; i < COPIES; i++) {
-      const int copy = i * LOAD_THREADS + coord.load_thread(), sequence = copy / OF_SEQUENCE % LOADED_SEQUENCES * SPREAD;
+      const int copy = i * LOAD_THREADS + coord.load_thread();
+      const int sequence = copy / OF_SEQUENCE % LOADED_SEQUENCES * SPREAD;
       copies[i] = copy < ALL, valid[i] = coord.has_sequence(sequence);
       const gate* gates = first(valid[i] ? coord.batch_index(sequence) : 0);
       from[i] = reinterpret_cast<const char*>(gates + D * STORED) + copy % OF_SEQUENCE * WIDTH;
@@ -57,7 +60,8 @@ struct StepInputs {
   DEVICE StepInputs(u32 tile, const Params& params, const ThreadCoord& coord)
       : params(params), coord(coord), tile(tile), head(coord.head * D) {
     auto head_gates = [&](i64 n) {
-      return params.gates + last_row(params, n, 0) * HEADS * HEAD_NUMBERS + (GATES_IN_PIECES ? head : coord.head * HEAD_NUMBERS);
+      return params.gates + last_row(params, n, 0) * HEADS * HEAD_NUMBERS +
+          (GATES_IN_PIECES ? head : coord.head * HEAD_NUMBERS);
     };
     gates.start(tile, coord, head_gates);
     if constexpr (STATISTICS_NEEDED > 0) statistics.start(tile + STATISTICS_TILE, coord, head_gates);
@@ -132,10 +136,12 @@ struct StepCells {
   DEVICE void read_statistics(const char* tile, const ThreadCoord& coord) {
     if (!coord.reads_cells()) return;
     UNROLL for (int p = 0; p < PAIRS; p++) {
-      const float4* from = reinterpret_cast<const float4*>(tile + STATISTICS_TILE) + tile_row(coord.sequence(p * PAIR)) * (NEEDED_FLOATS / 4);
+      const float4* from = reinterpret_cast<const float4*>(tile + STATISTICS_TILE) +
+          tile_row(coord.sequence(p * PAIR)) * (NEEDED_FLOATS / 4);
       UNROLL for (int k = 0; k < STATISTICS_NEEDED; k++) {
         const float4 four = from[k / 4];
-        UNROLL for (int q = p * PAIR; q < p * PAIR + PAIR; q++) statistics[k][q] = k % 4 == 0 ? four.x : k % 4 == 1 ? four.y : k % 4 == 2 ? four.z : four.w;
+        UNROLL for (int q = p * PAIR; q < p * PAIR + PAIR; q++)
+          statistics[k][q] = k % 4 == 0 ? four.x : k % 4 == 1 ? four.y : k % 4 == 2 ? four.z : four.w;
       }
     }
   }
@@ -144,7 +150,8 @@ struct StepCells {
   DEVICE void read_gates(const gate* tile, const ThreadCoord& coord) {
     UNROLL for (int p = 0; p < PAIRS; p++) {
       ResidualGates pair;
-      pair.load(tile + tile_row(coord.sequence(p * PAIR)) * GATE_PITCH + (coord.unit(p * PAIR) - coord.cell_tile_unit()) * STORED);
+      pair.load(tile + tile_row(coord.sequence(p * PAIR)) * GATE_PITCH +
+                (coord.unit(p * PAIR) - coord.cell_tile_unit()) * STORED);
       pair.get(gates[p]);
     }
   }
@@ -155,7 +162,8 @@ struct StepCells {
       read_cells(states[i], reinterpret_cast<const aux_number*>(tile + AUX_TILE + (i - 1) * STATE_ROW_BYTES), 0, coord);
     if constexpr (USES_H) {
       read_cells(states[0], rows, 1, coord);
-      UNROLL for (int q = 0; q < CELLS; q++) states[0][q] = first ? first_h[q] : states[0][q];  // a branch would split the loop
+      // A branch would split the loop.
+      UNROLL for (int q = 0; q < CELLS; q++) states[0][q] = first ? first_h[q] : states[0][q];
     }
   }
 };

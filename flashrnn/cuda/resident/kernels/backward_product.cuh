@@ -5,7 +5,9 @@
 
 // Return the warp's slice of the inner axis, and its first tile of units of the head.
 DEVICE int slice(const ThreadCoord& coord) { return BLOCKS > 1 ? 0 : ALL_TILES ? coord.warp : coord.k_slice; }
-DEVICE int first_tile(const ThreadCoord& coord) { return BLOCKS > 1 ? coord.warp * M_TILES : ALL_TILES ? 0 : coord.unit_tile; }
+DEVICE int first_tile(const ThreadCoord& coord) {
+  return BLOCKS > 1 ? coord.warp * M_TILES : ALL_TILES ? 0 : coord.unit_tile;
+}
 
 // Loads this warp's tiles of R, transposed: rows are units of h, and the inner axis is the gates of this block's units.
 DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const ThreadCoord& coord) {
@@ -33,7 +35,8 @@ struct Exchange {
   u64* partials;  // of the group
   float* sums;
   DEVICE Exchange(const SharedMemory& shared, u64* partials)
-      : receive_buffer(reinterpret_cast<u32*>(shared.exchange)), barriers(shared.barriers), partials(partials), sums(shared.sums) {}
+      : receive_buffer(reinterpret_cast<u32*>(shared.exchange)), barriers(shared.barriers), partials(partials),
+        sums(shared.sums) {}
 };
 
 constexpr int SUMS = BLOCKS == 1 ? M_TILES : 1;  // tiles of sums of a warp, with one block per head
@@ -47,8 +50,8 @@ DEVICE u32 first_row(u32 gates, const ThreadCoord& coord) {
 // With one block per head: multiplies the gradients of the gates of loop step `step` by this warp's part of R. The
 // block must have synchronised since they were stored. With several blocks, this does nothing. IN_ROWS, their `row` is
 // known (see first_row).
-DEVICE void multiply(float (&c)[SUMS][BATCH_TILES][4], int step, const Weights& weights, const OperandScale& gate_scale, const char* gates,
-                     u32 row, const ThreadCoord& coord) {
+DEVICE void multiply(float (&c)[SUMS][BATCH_TILES][4], int step, const Weights& weights, const OperandScale& gate_scale,
+                     const char* gates, u32 row, const ThreadCoord& coord) {
   if constexpr (BLOCKS > 1) return;
   Weights::Queue queue;
   weights.start(queue);
@@ -63,8 +66,8 @@ DEVICE void multiply(float (&c)[SUMS][BATCH_TILES][4], int step, const Weights& 
 
 // Computes the gradient of h that comes through R from the following time step, which is loop step `step`. With one
 // block, `c` is its product; with several, their partial sums are received here.
-DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const float (&c)[SUMS][BATCH_TILES][4], const Exchange& from,
-                               const ThreadCoord& coord) {
+DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const float (&c)[SUMS][BATCH_TILES][4],
+                               const Exchange& from, const ThreadCoord& coord) {
   if constexpr (BLOCKS == 1) {
     float u[1][CELLS];
     reduce_slices<1>(u, c, from.sums, coord);
@@ -85,8 +88,8 @@ DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const float (&c)[S
 }
 
 // Multiplies this block's gradients of gates by its rows of R, and sends every block the sums of that block's units.
-DEVICE void scatter_gradient(int step, const Weights& weights, const OperandScale& gate_scale, const char* gates, const Exchange& to,
-                             const ThreadCoord& coord) {
+DEVICE void scatter_gradient(int step, const Weights& weights, const OperandScale& gate_scale, const char* gates,
+                             const Exchange& to, const ThreadCoord& coord) {
   Weights::Queue queue;
   weights.start(queue);
   UNROLL for (int first = 0; first < M_TILES; first += M_CHUNK) {
@@ -96,15 +99,19 @@ DEVICE void scatter_gradient(int step, const Weights& weights, const OperandScal
     if (PACKED) add_splits(c);
     if (SCALED) scale_down(c, weights.scale, gate_scale);
     const int tile = coord.warp * M_TILES + first;
-    if constexpr (CLUSTERED) send_partials(c, tile, shared_address(to.receive_buffer) + odd * RECEIVE_BYTES, to.barriers + odd * 8, coord);
-    else publish_partials(c, tile, to.partials, step, coord);
+    if constexpr (CLUSTERED)
+      send_partials(c, tile, shared_address(to.receive_buffer) + odd * RECEIVE_BYTES, to.barriers + odd * 8, coord);
+    else
+      publish_partials(c, tile, to.partials, step, coord);
   }
 }
 
 // SCALED: computes the scales of the block's gradients of recurrent gates. The block must have synchronised since the
 // scales of the previous step were read.
-DEVICE void scale_of_gates(OperandScale& scale, const float (&d_g)[GATES][CELLS], float* magnitudes, const ThreadCoord& coord) {
-  constexpr int FIRST = IN_ROWS ? ROW_LANES / 2 : 16, LAST = IN_ROWS ? 1 : BOTH_UNITS ? 2 : 4;  // lane bits within a sequence
+DEVICE void scale_of_gates(OperandScale& scale, const float (&d_g)[GATES][CELLS], float* magnitudes,
+                           const ThreadCoord& coord) {
+  // lane bits within a sequence
+  constexpr int FIRST = IN_ROWS ? ROW_LANES / 2 : 16, LAST = IN_ROWS ? 1 : BOTH_UNITS ? 2 : 4;
   const int contribution = IN_ROWS ? 0 : coord.contribution();
   UNROLL for (int p = 0; p < PAIRS; p++) {
     float largest = 0;
@@ -112,19 +119,22 @@ DEVICE void scale_of_gates(OperandScale& scale, const float (&d_g)[GATES][CELLS]
       UNROLL for (int q = p * PAIR; q < p * PAIR + PAIR; q++)
         if (RECURRENT_OF[j] >= 0) largest = max(largest, fabsf(d_g[j][q]));
     UNROLL for (int mask = FIRST; mask >= LAST; mask /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, mask));
-    if (coord.has_cells() && !(coord.lane & 2 * FIRST - LAST)) magnitudes[contribution * SEQS + coord.sequence(p * PAIR)] = largest;
+    if (coord.has_cells() && !(coord.lane & 2 * FIRST - LAST))
+      magnitudes[contribution * SEQS + coord.sequence(p * PAIR)] = largest;
   }
   __syncthreads();
   scale.set(coord, [&](int sequence) {
     float largest = magnitudes[sequence];
-    UNROLL for (int i = 1; i < (IN_ROWS ? 1 : CONTRIBUTIONS); i++) largest = max(largest, magnitudes[i * SEQS + sequence]);
+    UNROLL for (int i = 1; i < (IN_ROWS ? 1 : CONTRIBUTIONS); i++)
+      largest = max(largest, magnitudes[i * SEQS + sequence]);
     return largest;
   });
 }
 
 // Rounds the gradients of the gates, and stores those of recurrent gates as the operand of the product.
-DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g)[GATES][CELLS], const OperandScale& scale,
-                                const u32 (&to)[PAIRS], u32 offset, const ThreadCoord& coord) {
+DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g)[GATES][CELLS],
+                                const OperandScale& scale, const u32 (&to)[PAIRS], u32 offset,
+                                const ThreadCoord& coord) {
   UNROLL for (int j = 0; j < GATES; j++) {
     rounded[j].round(d_g[j]);
     if (RECURRENT_OF[j] < 0 || !coord.has_cells()) continue;

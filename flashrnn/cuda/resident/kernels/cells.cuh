@@ -9,7 +9,8 @@ constexpr int PAIRS = CELLS / PAIR;
 
 // Whether cells that are padding of the batch or of the head need no masks, because their new states and gradients are
 // finite. In steps that reduce over units, padding must not mix with other units of the head.
-constexpr bool FINITE = FINITE_AT_ZERO && (!REDUCES || (PADDED == D && CELL_SLICES == K_SLICES && (BLOCKS == 1 || !HAS_UNUSED_COLUMNS)));
+constexpr bool FINITE = FINITE_AT_ZERO &&
+    (!REDUCES || (PADDED == D && CELL_SLICES == K_SLICES && (BLOCKS == 1 || !HAS_UNUSED_COLUMNS)));
 
 // The coordinates of the lane's cells: a unit of a sequence each.
 struct LaneCells {
@@ -28,7 +29,8 @@ DEVICE float2 to_pair(const __nv_bfloat16* from) { return unpack_bfloats(*reinte
 template <class T>
 DEVICE void read_cells(float (&v)[CELLS], const T* tile, int row, const ThreadCoord& coord) {
   UNROLL for (int p = 0; p < PAIRS; p++) {
-    const T* from = tile + (row * SEQS + tile_row(coord.sequence(p * PAIR))) * 16 + coord.unit(p * PAIR) - coord.cell_tile_unit();
+    const T* from = tile + (row * SEQS + tile_row(coord.sequence(p * PAIR))) * 16 +
+        coord.unit(p * PAIR) - coord.cell_tile_unit();
     if constexpr (PAIR == 2) {
       float2 pair = to_pair(from);
       v[2 * p] = pair.x, v[2 * p + 1] = pair.y;
@@ -135,7 +137,8 @@ struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) ResidualG
   DEVICE void store(gate* to) const {
     if constexpr (WHOLE_WORDS) *reinterpret_cast<ResidualGates*>(to) = *this;
     else
-      UNROLL for (int i = 0; i < PAIR_GATES; i++) reinterpret_cast<u16*>(to)[i] = static_cast<u16>(words[i / 2] >> i % 2 * 16);
+      UNROLL for (int i = 0; i < PAIR_GATES; i++)
+        reinterpret_cast<u16*>(to)[i] = static_cast<u16>(words[i / 2] >> i % 2 * 16);
   }
   DEVICE void load(const gate* from) {
     if constexpr (WHOLE_WORDS) *this = *reinterpret_cast<const ResidualGates*>(from);
@@ -151,7 +154,8 @@ struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) ResidualG
 constexpr int NEEDED_FLOATS = (STATISTICS_NEEDED + 3) / 4 * 4;  // those that the backward needs
 using StatisticCells = float[STATISTICS > 0 ? STATISTICS : 1][CELLS];
 using NeededCells = float[STATISTICS_NEEDED > 0 ? STATISTICS_NEEDED : 1][CELLS];
-constexpr int STATISTIC_ALIGNMENT = D * STORED * sizeof(gate) % 16 == 0 ? 16 : D * STORED * sizeof(gate) % 8 == 0 ? 8 : 4;
+constexpr int STATISTIC_ALIGNMENT = D * STORED * sizeof(gate) % 16 == 0
+    ? 16 : D * STORED * sizeof(gate) % 8 == 0 ? 8 : 4;
 static_assert(!GATES_IN_PIECES || STATISTICS == 0);
 
 // Stores the statistics of the lane's sequences, if its first unit is the first of the head. `to`: the addresses of
@@ -166,7 +170,8 @@ DEVICE void store_statistics(const StatisticCells& statistics, gate* const (&to)
     UNROLL for (int k = 0; k < STATISTIC_FLOATS; k += STATISTIC_ALIGNMENT / 4) {
       if constexpr (STATISTIC_ALIGNMENT == 16)
         *reinterpret_cast<float4*>(at + k) = make_float4(number(k), number(k + 1), number(k + 2), number(k + 3));
-      else if constexpr (STATISTIC_ALIGNMENT == 8) *reinterpret_cast<float2*>(at + k) = make_float2(number(k), number(k + 1));
+      else if constexpr (STATISTIC_ALIGNMENT == 8)
+        *reinterpret_cast<float2*>(at + k) = make_float2(number(k), number(k + 1));
       else at[k] = number(k);
     }
   }
@@ -180,7 +185,8 @@ struct EarlyValues {
   static constexpr int SIZE = HELPED ? 2 * PAIRS * LANES * 16 : 0;  // bytes
   using Cells = float[EARLY_VALUES > 0 ? EARLY_VALUES : 1][CELLS];
   float4* own;
-  DEVICE EarlyValues(char* memory, int step) : own(reinterpret_cast<float4*>(memory) + (step & 1) * (PAIRS * LANES) + threadIdx.x % LANES) {}
+  DEVICE EarlyValues(char* memory, int step)
+      : own(reinterpret_cast<float4*>(memory) + (step & 1) * (PAIRS * LANES) + threadIdx.x % LANES) {}
   DEVICE void store(const Cells& v) const {
     UNROLL for (int i = 0; i < EARLY_VALUES; i += 2) {
       const int next = i + 1 < EARLY_VALUES ? i + 1 : i;
@@ -231,7 +237,8 @@ struct Resets {
   DEVICE void start(const Params& params, const LaneCells& cells, int t, int step) {
     if (!RESET) return;
     words = params.resets, last_word = static_cast<int>((params.T - 1) / WORD);
-    UNROLL for (int p = 0; p < PAIRS; p++) row[p] = cells.valid[p * PAIR] ? cells.sequence[p * PAIR] * (last_word + 1) : 0;
+    UNROLL for (int p = 0; p < PAIRS; p++)
+      row[p] = cells.valid[p * PAIR] ? cells.sequence[p * PAIR] * (last_word + 1) : 0;
     load(t), move_on(t + step);
   }
   // Loads the words that contain step t.

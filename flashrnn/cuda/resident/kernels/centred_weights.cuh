@@ -24,7 +24,8 @@ struct MeanWeights {
   // Computes the weights from the warp's tiles of R, which are all in registers, and loads the biases of the lane's
   // rows of R, without their mean, in the order of a product's sums. `memory` is shared. All threads of the block call
   // this.
-  DEVICE void load(float (&biases)[GR][4], const Weights& weights, char* memory, const Params& params, const ThreadCoord& coord) {
+  DEVICE void load(float (&biases)[GR][4], const Weights& weights, char* memory, const Params& params,
+                   const ThreadCoord& coord) {
     constexpr int ROW_SUMS = D + 1;  // of all columns of R, and of the biases
     float* const sums = reinterpret_cast<float*>(memory);
     float* const own = sums + coord.unit_tile * ROW_SUMS;
@@ -55,7 +56,8 @@ struct MeanWeights {
       const float first = mean(column), second = mean(column + 1);
       const u32 leading = pack(first, second);
       const float2 rounded = unpack(leading);
-      registers[tile / GR][2 * half] = leading, registers[tile / GR][2 * half + 1] = pack(first - rounded.x, second - rounded.y);
+      registers[tile / GR][2 * half] = leading,
+          registers[tile / GR][2 * half + 1] = pack(first - rounded.x, second - rounded.y);
     });
     // Volatile, so that the compiler does not know which ones are equal: it would copy these in every step.
     volatile float* const of_lane = sums + UNIT_TILES * ROW_SUMS + 2 * threadIdx.x;

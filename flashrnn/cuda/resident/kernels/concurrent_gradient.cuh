@@ -19,7 +19,8 @@ constexpr bool STOPS = TILES > 1 && BYTES == 4;
 constexpr int FEW_STEPS = 48;  // that a block adds itself, because launching the other kernel takes about as long
 // Half types: each thread that copies arrives at a stage's mbarrier, and each warp that multiplies at the other one.
 using Barriers = RingBarriers<STAGES, COPYING, MULTIPLYING / 32>;
-static_assert(STAGES > 1 && SHARED_BYTES_EXPECTED >= STAGES * STAGE + (BYTES == 2 ? int(sizeof(Barriers)) : AHEAD * COPIED));
+static_assert(STAGES > 1 &&
+              SHARED_BYTES_EXPECTED >= STAGES * STAGE + (BYTES == 2 ? int(sizeof(Barriers)) : AHEAD * COPIED));
 
 // The sums that a warpgroup computes.
 struct Sums {
@@ -43,7 +44,8 @@ struct Sums {
     const auto left = matrix(stage + left_split * LEFT + threadIdx.x / 128 * BLOCK, BLOCK);
     const auto right = matrix(stage + SPLITS * LEFT + right_split * RIGHT, BLOCK);
     warpgroup_mma<ADDS>(sums, left, right);
-    UNROLL for (int row = 16; row < ROWS; row += 16) warpgroup_mma<true>(sums, from_row(left, row), from_row(right, row));
+    UNROLL for (int row = 16; row < ROWS; row += 16)
+      warpgroup_mma<true>(sums, from_row(left, row), from_row(right, row));
   }
   // float32: waits for the products of a load, and adds them with rounding.
   DEVICE void round() {
@@ -52,10 +54,12 @@ struct Sums {
   }
   // Returns the address of the thread's sums of one of the block's tiles in memory.
   DEVICE static float4* saved(float* memory, int tile) {
-    return reinterpret_cast<float4*>(memory) + (i64(blockIdx.x) * TILES + tile) * (COLUMNS / 8 * MULTIPLYING) + threadIdx.x;
+    return reinterpret_cast<float4*>(memory) + (i64(blockIdx.x) * TILES + tile) * (COLUMNS / 8 * MULTIPLYING) +
+        threadIdx.x;
   }
   DEVICE void save(float4* to) const {
-    UNROLL for (int i = 0; i < COLUMNS / 2; i += 4) to[i / 4 * MULTIPLYING] = make_float4(c[i], c[i + 1], c[i + 2], c[i + 3]);
+    UNROLL for (int i = 0; i < COLUMNS / 2; i += 4)
+      to[i / 4 * MULTIPLYING] = make_float4(c[i], c[i + 1], c[i + 2], c[i + 3]);
   }
   DEVICE void load(const float4* from) {
     UNROLL for (int i = 0; i < COLUMNS / 2; i += 4) {
@@ -129,7 +133,8 @@ struct Loads {
   int counted = 0;  // STOPS: the number of chunks that the loop counts
   u32 done = 0;     // first thread: how many of its blocks had counted the last one, when the last load of a turn began
   DEVICE Loads(const Params& params, const Rows& rows, int first)
-      : progress(params.progress), producers(u32(params.producers)), turns(rows, first), source(rows, tile_of_block(turns.tile())) {
+      : progress(params.progress), producers(u32(params.producers)), turns(rows, first),
+        source(rows, tile_of_block(turns.tile())) {
     if (!STOPS) return;
     for (int end = chunk_steps(0, rows.steps); end < rows.steps; counted++) end += chunk_steps(end, rows.steps - end);
   }
@@ -170,7 +175,8 @@ struct Products {
   Turns turns;
   scalar* d_R;
   float* memory;  // for the sums that are not in registers
-  DEVICE Products(const Params& params, const Rows& rows, int first) : turns(rows, first), d_R(params.d_R), memory(params.sums) {
+  DEVICE Products(const Params& params, const Rows& rows, int first)
+      : turns(rows, first), d_R(params.d_R), memory(params.sums) {
     if (RESUMES && first > 0) sums.load(Sums::saved(memory, 0));
   }
 
@@ -258,7 +264,8 @@ DEVICE void add_floats(Products& products, Loads& loads, u32 shared) {
     if (is_ready(loads, products)) floats.load(loads.source, loads.at), loads.advance();
   };
   copy();
-  for (int load = 0; !products.turns.over(); load++) {  // splits a load while the products of the previous one are in flight
+  // Splits a load while the products of the previous one are in flight.
+  for (int load = 0; !products.turns.over(); load++) {
     const u32 stage = shared + load % 2 * STAGE;
     floats.store(stage);
     fence_async_shared();

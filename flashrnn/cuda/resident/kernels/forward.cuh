@@ -25,13 +25,15 @@ constexpr bool STORES_LATE = IN_ROWS && (HELPED || BYTES == 2);
 // Sends h of step t to all warps that multiply it at step t + 1. All threads of the block call this after they have
 // stored their h. In a grid, `meanwhile` is called during the exchange.
 template <class Meanwhile>
-DEVICE void all_gather(int t, int next, bool exchange, const SharedMemory& shared, const Ring& ring, u32 (&cleared)[OWN],
-                       const ThreadCoord& coord, const Meanwhile& meanwhile) {
+DEVICE void all_gather(int t, int next, bool exchange, const SharedMemory& shared, const Ring& ring,
+                       u32 (&cleared)[OWN], const ThreadCoord& coord, const Meanwhile& meanwhile) {
   if constexpr (BLOCKS == 1) {
     __syncthreads();
   } else if constexpr (CLUSTERED) {
     named_barrier<TILE_THREADS>(1 + coord.unit_tile);
-    if (exchange) send_h(shared.exchange, shared_address(shared.operand) + next * H_BYTES, shared.barriers + next * SEGMENTS * 8, coord);
+    if (exchange)
+      send_h(shared.exchange, shared_address(shared.operand) + next * H_BYTES, shared.barriers + next * SEGMENTS * 8,
+             coord);
   } else {
     __syncthreads();
     if (exchange) {
@@ -65,7 +67,9 @@ struct Loop {
 
   // IN_ROWS: the lane's first row of this step's operand, whose address is known before the step begins.
   u32 row = IN_ROWS ? first_row(shared_address(shared.operand), coord) : 0;
-  DEVICE u32 row_of(int t) const { return IN_ROWS ? row : first_row(shared_address(shared.operand) + (t & 1) * H_BYTES, coord); }
+  DEVICE u32 row_of(int t) const {
+    return IN_ROWS ? row : first_row(shared_address(shared.operand) + (t & 1) * H_BYTES, coord);
+  }
   DEVICE void next_row() {
     if (IN_ROWS) row = 2 * first_row(shared_address(shared.operand), coord) + H_BYTES - row;
   }
@@ -116,7 +120,8 @@ struct Loop {
     read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
     resets.masks(next_masks, t + 1);
     if (!STORES_LATE && !WHILE_EXCHANGING) results.store(carried.s, params, coord);
-    auto load_inputs = [&, to = stage == 0 ? STAGES - 1 : stage - 1] { loader.load(t + STAGES - 1, to, steps, params.x_step); };
+    auto load_inputs =
+        [&, to = stage == 0 ? STAGES - 1 : stage - 1] { loader.load(t + STAGES - 1, to, steps, params.x_step); };
     if (!IN_ROWS && !WHILE_EXCHANGING) load_inputs();
 #if REDUCES
     if constexpr (DENSE) SliceSums<GR>{c, shared.sums, coord}.store_for_all_lanes();  // all warps
@@ -135,7 +140,8 @@ struct Loop {
 #endif
     next_stage();
 
-    if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send buffer has been read; else reduce_slices ensures it
+    // The send buffer has been read; else reduce_slices ensures it.
+    if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();
     if (!IN_ROWS) read_constants(carried.constants, shared.constants, coord);
 #if REDUCES
     if (!DENSE || coord.has_cells()) step_cells(carried, results, v, u, early, cells.valid, units);
@@ -172,8 +178,8 @@ DEVICE void arrive_at_grid(const Ring& ring, const UnitReductions& units, const 
 }
 
 // Waits until all blocks of the group are ready to receive. In a grid, they must have called arrive_at_grid.
-DEVICE void wait_for_group(const SharedMemory& shared, const UnitReductions& units, const GridBarrier<BLOCKS>& grid_barrier,
-                           bool uses_grid_barrier) {
+DEVICE void wait_for_group(const SharedMemory& shared, const UnitReductions& units,
+                           const GridBarrier<BLOCKS>& grid_barrier, bool uses_grid_barrier) {
   if constexpr (CLUSTERED) {
     init_barriers(shared.barriers);
     units.init();
@@ -245,7 +251,8 @@ flashrnn_forward(PARAMETERS) {
   cell_resets.masks(carried.masks, 0);
   if (IN_ROWS) read_constants(carried.constants, shared.constants, coord);  // here, registers suffice for them
 
-  Loop loop{params, shared, coord, ring, units, weights, row_biases, mean_weights, scale, cells, cell_resets, h_operand, carried, loader, results, steps};
+  Loop loop{params, shared, coord, ring, units, weights, row_biases, mean_weights, scale, cells, cell_resets, h_operand,
+    carried, loader, results, steps};
   auto run = [&](int begin, int end) {
     for (int t = begin; t < end; t++, units.step++) loop.step_forward(t);
   };

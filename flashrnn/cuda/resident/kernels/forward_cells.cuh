@@ -14,7 +14,8 @@ DEVICE void begin_sums(float (&c)[GR][BATCH_TILES][4], const float (&b)[GATES][C
   } else if constexpr (SUM_HAS_BIAS) {
     UNROLL for (int j = 0; j < GATES; j++)
       UNROLL for (int q = 0; q < CELLS; q++)
-        if (RECURRENT_OF[j] >= 0) c[RECURRENT_OF[j] >= 0 ? RECURRENT_OF[j] : 0][tile_of(q)][q % 2 * 2 + second_of(q)] = b[j][q];
+        if (RECURRENT_OF[j] >= 0)
+          c[RECURRENT_OF[j] >= 0 ? RECURRENT_OF[j] : 0][tile_of(q)][q % 2 * 2 + second_of(q)] = b[j][q];
   }
 }
 
@@ -32,8 +33,10 @@ DEVICE void load_cells(LaneCells& cells, CarriedCells& carried, const Params& pa
     cells.sequence[q] = coord.batch_index(coord.sequence(q));
     cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.has_sequence(coord.sequence(q));
     cells.element[q] = coord.head * D + coord.unit(q);
-    UNROLL for (int i = 0; i < STATES; i++) carried.s[i][q] = cells.valid[q] ? params.initial[cells.state_index(i, q, params.B)] : 0;
-    UNROLL for (int j = 0; j < GATES; j++) carried.b[j][q] = cells.valid[q] || HELPED ? float(params.bias[j * ROW + cells.element[q]]) : 0;
+    UNROLL for (int i = 0; i < STATES; i++)
+      carried.s[i][q] = cells.valid[q] ? params.initial[cells.state_index(i, q, params.B)] : 0;
+    UNROLL for (int j = 0; j < GATES; j++)
+      carried.b[j][q] = cells.valid[q] || HELPED ? float(params.bias[j * ROW + cells.element[q]]) : 0;
   }
 }
 
@@ -55,14 +58,16 @@ struct Results {
   i64 aux_stride;  // between states
   DEVICE void start(const Params& params, const LaneCells& cells, const ThreadCoord& coord) {
     UNROLL for (int p = 0; p < PAIRS; p++) {
-      i64 at = (cells.sequence[p * PAIR] * params.row_b - params.row_t) * ROW + cells.element[p * PAIR];  // one step before the first
+      // one step before the first
+      i64 at = (cells.sequence[p * PAIR] * params.row_b - params.row_t) * ROW + cells.element[p * PAIR];
       h_to[p] = params.h + at, aux_to[p] = params.aux + at, gates_to[p] = params.gates + at * STORED;
       if constexpr (GATES_IN_PIECES) {
         const int number = coord.unit(p * PAIR) * GATES;
         gates_to[p] += in_pieces(number) - (coord.head * D * (GATES - 1) + number);
       }
       if constexpr (HEAD_NUMBERS > D * STORED)  // statistics, or padding to whole cache lines
-        gates_to[p] += ((cells.sequence[p * PAIR] * params.row_b - params.row_t) * HEADS + coord.head) * (HEAD_NUMBERS - D * STORED);
+        gates_to[p] += ((cells.sequence[p * PAIR] * params.row_b - params.row_t) * HEADS + coord.head) *
+            (HEAD_NUMBERS - D * STORED);
       asm_fence(h_to[p]), asm_fence(aux_to[p]), asm_fence(gates_to[p]);
     }
     aux_stride = params.B * params.T * ROW;
@@ -88,7 +93,8 @@ constexpr int MEAN_SQUARE = CENTRED ? GATES : 0;  // CENTRED: the mean square of
 using GateCells = float[GATES + CENTRED][CELLS];
 // Sets those gates of the lane's cells that have a recurrent part, or all others.
 template <bool RECURRENT>
-DEVICE void assemble_gates(GateCells& g, const CarriedCells& carried, const float (&v)[GI][CELLS], const float (&u)[GR][CELLS]) {
+DEVICE void assemble_gates(GateCells& g, const CarriedCells& carried, const float (&v)[GI][CELLS],
+                           const float (&u)[GR][CELLS]) {
   UNROLL for (int q = 0; q < CELLS; q++)
     UNROLL for (int j = 0; j < GATES; j++)  // the biases of the first pair are those of all pairs
       if (RECURRENT_OF[j] >= 0 == RECURRENT)
@@ -98,7 +104,8 @@ DEVICE void assemble_gates(GateCells& g, const CarriedCells& carried, const floa
 
 // HELPED: computes the early values of a step from its inputs v.
 template <class Units>
-DEVICE void early_cells(EarlyValues::Cells& early, const CarriedCells& carried, const float (&v)[GI][CELLS], const Units& units) {
+DEVICE void early_cells(EarlyValues::Cells& early, const CarriedCells& carried, const float (&v)[GI][CELLS],
+                        const Units& units) {
   GateCells g;
   float u[GR][CELLS];
   assemble_gates<false>(g, carried, v, u);
@@ -106,8 +113,9 @@ DEVICE void early_cells(EarlyValues::Cells& early, const CarriedCells& carried, 
 }
 
 template <class RecurrentSums>
-DEVICE void step_cells(CarriedCells& carried, Results& results, const float (&v)[GI][CELLS], const RecurrentSums& recurrent_sums,
-                       const EarlyValues::Cells& early, const bool (&valid)[CELLS], const UnitReductions& units) {
+DEVICE void step_cells(CarriedCells& carried, Results& results, const float (&v)[GI][CELLS],
+                       const RecurrentSums& recurrent_sums, const EarlyValues::Cells& early, const bool (&valid)[CELLS],
+                       const UnitReductions& units) {
   GateCells g;
   float old[STATES][CELLS], fresh[STATES][CELLS], stored[GATES][CELLS];
   UNROLL for (int q = 0; q < CELLS; q++)
@@ -129,15 +137,16 @@ DEVICE void step_cells(CarriedCells& carried, Results& results, const float (&v)
   }
 }
 #else
-DEVICE void step_cells(CarriedCells& carried, Results& results, const float (&v)[GI][CELLS], const float (&u)[GR][CELLS],
-                       const bool (&valid)[CELLS], const UnitReductions&) {
+DEVICE void step_cells(CarriedCells& carried, Results& results, const float (&v)[GI][CELLS],
+                       const float (&u)[GR][CELLS], const bool (&valid)[CELLS], const UnitReductions&) {
   float all_gates[PAIRS][PAIR_GATES];
   UNROLL for (int q = 0; q < CELLS; q++) {
     float gates[GATES], old[STATES], fresh[STATES];
     UNROLL for (int i = 0; i < STATES; i++) old[i] = masked(carried.s[i][q], carried.masks[q / PAIR]);
     UNROLL for (int j = 0; j < GATES; j++) {
       gates[j] = assemble_gate<SUM_HAS_BIAS>(
-          j, bias_of(j, carried.b[j][q], carried.constants, q), true, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
+          j, bias_of(j, carried.b[j][q], carried.constants, q), true, [&](int k) { return u[k][q]; },
+          [&](int k) { return v[k][q]; });
       if (STORED_OF[j] >= 0) all_gates[q / PAIR][q % PAIR * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)] = gates[j];
     }
     cell_forward(gates, old, fresh);

@@ -6,7 +6,8 @@
 DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const ThreadCoord& coord) {
   weights.load(fragments, R, coord, [&](int i, int row, int column) {
     int gate = i % GR, segment = i / GR / SEGMENT_TILES, unit = coord.tile_unit + row;
-    int k = unit_at(((segment * K_SLICES + coord.k_slice) * SEGMENT_TILES + i / GR % SEGMENT_TILES) * 16 + column, coord);
+    int k =
+        unit_at(((segment * K_SLICES + coord.k_slice) * SEGMENT_TILES + i / GR % SEGMENT_TILES) * 16 + column, coord);
     return unit < D && k < D ? R + ((gate * HEADS + coord.head) * D + unit) * D + k : nullptr;
   });
 }
@@ -51,8 +52,8 @@ DEVICE u32 first_row(u32 state, const ThreadCoord& coord) {
 
 // Computes this warp's partial sums of R h over its slice of h. In a cluster, h may still be arriving; otherwise the
 // block must have synchronised since it was stored. `row`: see first_row.
-DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, const OperandScale& h_scale, u32 row, u32 barriers, int t,
-                     const ThreadCoord& coord) {
+DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, const OperandScale& h_scale, u32 row,
+                     u32 barriers, int t, const ThreadCoord& coord) {
   const int now = t & 1;
   Weights::Queue queue;
   weights.start(queue);

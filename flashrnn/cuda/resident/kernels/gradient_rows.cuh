@@ -27,7 +27,9 @@ struct Tile {
 constexpr int COPYING = BYTES == 2 ? 128 : THREADS;
 DEVICE int copier() { return threadIdx.x % COPYING; }
 // Returns how many rows, a power of two, all these threads can copy at once with `lanes` threads for a row.
-constexpr int rows_at_once(int lanes, int most = 32) { return most * lanes <= COPYING ? most : rows_at_once(lanes, most / 2); }
+constexpr int rows_at_once(int lanes, int most = 32) {
+  return most * lanes <= COPYING ? most : rows_at_once(lanes, most / 2);
+}
 // A thread copies the same columns of every AT_ONCE-th row of the gradients, and of every H_AT_ONCE-th row of h.
 constexpr int VECTORS = UNITS / VECTOR, AT_ONCE = rows_at_once(VECTORS), COPIES = ROWS / AT_ONCE;
 constexpr int H_VECTORS = COLUMNS / VECTOR, H_LANES = (H_VECTORS + 7) / 8 * 8, H_AT_ONCE = rows_at_once(H_LANES);
@@ -73,7 +75,8 @@ struct RowSource {
     if (!has_units) return;
     const bool from_x = INPUT_OF[gate] >= 0;
     stride = (from_x ? GI : GU) * ROW;
-    gradients = (from_x ? rows.d_x + INPUT_OF[gate] * ROW : rows.d_u + RECURRENT_ONLY_OF[gate] * ROW) + tile.head * D + unit % D;
+    gradients = (from_x ? rows.d_x + INPUT_OF[gate] * ROW : rows.d_u + RECURRENT_ONLY_OF[gate] * ROW) + tile.head * D +
+        unit % D;
   }
   DEVICE static bool copies_gradients() { return copier() < AT_ONCE * VECTORS; }
   DEVICE static bool copies_h() { return copier() < H_AT_ONCE * H_LANES && copier() % H_LANES < H_VECTORS; }
@@ -91,7 +94,8 @@ struct RowSource {
   template <class Left, class Right>
   DEVICE void each_row(const Cursor& at, Left left, Right right) const {
     const bool batch_outside = rows.batch_outside();
-    const i64 first = batch_outside ? i64(at.block) * rows.steps + at.step : i64(at.step) * rows.sequences + at.block * CHUNK_UNIT;
+    const i64 first = batch_outside
+        ? i64(at.block) * rows.steps + at.step : i64(at.step) * rows.sequences + at.block * CHUNK_UNIT;
     const int apart = batch_outside ? rows.steps : CHUNK_UNIT;  // rows between consecutive blocks
     auto offset = [&](int row) { return i64(row / CHUNK_UNIT) * apart + row % CHUNK_UNIT; };
     const int own = copier() / VECTORS, own_h = copier() / H_LANES;
@@ -109,7 +113,8 @@ struct RowSource {
         UNROLL for (int i = 0; i < COPIES; i++)
           if (copies_gradients()) left(i, from + offset(i * AT_ONCE) * stride, has_units && exists(own + i * AT_ONCE));
         UNROLL for (int i = 0; i < H_COPIES; i++)
-          if (copies_h()) right(i, from_h + offset(i * H_AT_ONCE) * ROW, has_column && exists(own_h + i * H_AT_ONCE) && !reset(i));
+          if (copies_h())
+            right(i, from_h + offset(i * H_AT_ONCE) * ROW, has_column && exists(own_h + i * H_AT_ONCE) && !reset(i));
       };
       if (blocks >= TOGETHER) each([](int) { return true; });
       else each([&](int row) { return row / CHUNK_UNIT < blocks; });
@@ -125,7 +130,8 @@ struct RowSource {
       for (int i = 0; i < H_COPIES; i++) {
         const int row = own_h + i * H_AT_ONCE;
         const bool is_first = in_block(row) < initial;
-        const scalar* h = is_first ? from_initial + (batch_outside ? row / CHUNK_UNIT : row) * ROW : from_h + offset(i * H_AT_ONCE) * ROW;
+        const scalar* h = is_first
+            ? from_initial + (batch_outside ? row / CHUNK_UNIT : row) * ROW : from_h + offset(i * H_AT_ONCE) * ROW;
         if (copies_h()) right(i, h, has_column && exists(row) && !reset(i) && !(is_first && !rows.initial));
       }
     }
@@ -183,7 +189,8 @@ DEVICE void store_splits(u32 to, int apart, const uint4& v) {
 struct Floats {
   uint4 left[COPIES], right[H_COPIES];
   DEVICE void load(const RowSource& source, const Cursor& at) {
-    auto load_from = [](const scalar* from, bool valid) { return load_exchanged(reinterpret_cast<const uint4*>(from), valid); };
+    auto load_from =
+        [](const scalar* from, bool valid) { return load_exchanged(reinterpret_cast<const uint4*>(from), valid); };
     source.each_row(
         at, [&](int i, const scalar* from, bool valid) { left[i] = load_from(from, valid); },
         [&](int i, const scalar* from, bool valid) { right[i] = load_from(from, valid); });
@@ -199,7 +206,8 @@ struct Floats {
 // TF32, whose two splits leave space in shared memory: asynchronous copies to the thread's own part of it, AHEAD loads
 // ahead.
 constexpr bool COPIES_FLOATS = BYTES == 4 && AHEAD > 0;
-constexpr int OWN_COPIES = COPIES + H_COPIES, COPIED = COPIES_FLOATS ? OWN_COPIES * THREADS * 16 : 0;  // bytes of a load
+// bytes of a load
+constexpr int OWN_COPIES = COPIES + H_COPIES, COPIED = COPIES_FLOATS ? OWN_COPIES * THREADS * 16 : 0;
 struct CopiedFloats {
   u32 own;
   DEVICE explicit CopiedFloats(u32 memory) : own(memory + threadIdx.x * 16) {}

@@ -11,7 +11,8 @@
 DEVICE u64* cache_line(u64* words) { return reinterpret_cast<u64*>((reinterpret_cast<i64>(words) + 127) / 128 * 128); }
 
 struct GridReductions {
-  static constexpr int PART = EXCHANGED_PAIRS > 1 ? (EXCHANGED_PAIRS + 1) / 2 * 2 : 1;  // words of a part: whole vectors
+  // words of a part: whole vectors
+  static constexpr int PART = EXCHANGED_PAIRS > 1 ? (EXCHANGED_PAIRS + 1) / 2 * 2 : 1;
   static constexpr int ROWS = BLOCKS * UNIT_TILES, ROW_WORDS = (SEQS * PART + 15) / 16 * 16;
   static constexpr i64 WORDS = i64(EXCHANGE_BUFFERS) * ROWS * ROW_WORDS;  // words of a group in global memory
   static constexpr int AT_ONCE = THREADS / SEQS, OF_WARP = 32 / SEQS;     // rows
@@ -33,7 +34,8 @@ struct GridReductions {
   // Clears the words that this block publishes.
   DEVICE void clear() const {
     for (int buffer = 0; buffer < EXCHANGE_BUFFERS; buffer++)
-      for (int i = threadIdx.x; i < UNIT_TILES * ROW_WORDS; i += THREADS) publish_phase(row(buffer, coord.rank * UNIT_TILES) + i, {}, 0);
+      for (int i = threadIdx.x; i < UNIT_TILES * ROW_WORDS; i += THREADS)
+        publish_phase(row(buffer, coord.rank * UNIT_TILES) + i, {}, 0);
   }
 
   // Reduces over the units of the head, as UnitReductions::reduce. `buffer` is that of exchange NUMBER of the step. All
@@ -47,7 +49,8 @@ struct GridReductions {
       UNROLL for (int p = 0; p < PAIRS; p++) {
         Part part;
         reduce_warp<SUMS, MOMENTS, MAXIMA>(part, values, p, coord);
-        if (coord.lane < 32 / SEQUENCE_LANES) publish(row(buffer, own_part(coord)) + position(p) * PART, part, phase ^ 1);
+        if (coord.lane < 32 / SEQUENCE_LANES)
+          publish(row(buffer, own_part(coord)) + position(p) * PART, part, phase ^ 1);
       }
     }
     if (coord.warp < ADDERS) {
@@ -86,7 +89,8 @@ struct GridReductions {
   template <class Part>
   static DEVICE void publish(u64* to, const Part& part, u32 phase) {
     auto word = [&](int i) { return i < 0 ? 0 : __float_as_uint(part.words[i < 0 ? 0 : i]); };
-    auto pair = [&](int i) { return make_uint2(word(i + Part::WORDS - 2 * Part::PAIRS), word(i + Part::WORDS - Part::PAIRS)); };
+    auto pair =
+        [&](int i) { return make_uint2(word(i + Part::WORDS - 2 * Part::PAIRS), word(i + Part::WORDS - Part::PAIRS)); };
     UNROLL for (int i = 0; i + 1 < Part::PAIRS; i += 2) {
       const uint2 two[] = {pair(i), pair(i + 1)};
       publish_phase(to + i, two, phase);

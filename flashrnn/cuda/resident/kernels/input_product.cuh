@@ -18,7 +18,8 @@ constexpr int DEPTHS = (K + DEPTH - 1) / DEPTH;
 constexpr int PITCH = BACKWARD ? COLUMNS * 2 : DEPTHS * DEPTH * 2 + 16;
 constexpr int WEIGHT_BYTES = (BACKWARD ? DEPTHS * DEPTH : COLUMNS) * PITCH, STAGE = ROWS * DEPTH * 2;
 constexpr int VECTORS = DEPTH / 8, AT_ONCE = THREADS / VECTORS, COPIES = ROWS / AT_ONCE;  // copies of a thread
-static_assert(BYTES == 2 && K % 8 == 0 && WIDTH % 8 == 0 && COLUMNS % 32 == 0 && WARP_ROWS % 16 == 0 && ROWS % AT_ONCE == 0);
+static_assert(BYTES == 2 && K % 8 == 0 && WIDTH % 8 == 0 && COLUMNS % 32 == 0 && WARP_ROWS % 16 == 0 &&
+              ROWS % AT_ONCE == 0);
 static_assert(WEIGHT_BYTES + STAGES * STAGE == SHARED_BYTES_EXPECTED);
 
 // The rows of a chunk: LAYER_CHUNK steps of each sequence. Steps outside of the sequences do not exist.
@@ -26,7 +27,8 @@ struct Chunk {
   int first_step, B, T;  // first_step may be negative
   bool time_major;
   DEVICE Chunk(const Params& params, int number)
-      : first_step(BACKWARD ? int(params.T) - (number + 1) * LAYER_CHUNK : number * LAYER_CHUNK), B(int(params.B)), T(int(params.T)),
+      : first_step(BACKWARD ? int(params.T) - (number + 1) * LAYER_CHUNK : number * LAYER_CHUNK), B(int(params.B)),
+        T(int(params.T)),
         time_major(params.row_t != 1) {}
   DEVICE int rows() const { return B * LAYER_CHUNK; }
   // Returns the index of row r in memory, or a negative number if it does not exist.
@@ -54,7 +56,8 @@ DEVICE void copy_weights(u32 to, const scalar* W) {
       const int row = i / (COLUMNS / 2), column = i % (COLUMNS / 2) * 2, of_all = blockIdx.x * COLUMNS + column;
       const bool valid = of_all < WIDTH && row < K;
       const int place = place_of(column);
-      copy_async<4>(to + row * PITCH + (place / 8 ^ first_vector(row)) * 16 + place % 8 * 2, valid ? W + i64(row) * WIDTH + of_all : W, valid);
+      copy_async<4>(to + row * PITCH + (place / 8 ^ first_vector(row)) * 16 + place % 8 * 2,
+                    valid ? W + i64(row) * WIDTH + of_all : W, valid);
     }
     return;
   }

@@ -58,7 +58,8 @@ struct Fragments {
   // Starts copies of `count` fragments of one kind (in registers or shared), from number `first` on. index(k) is the
   // tile of fragment k of that kind.
   template <class Tile, class Index>
-  DEVICE void copy_rows(u32 to, int first, int count, const scalar* R, const ThreadCoord& coord, Tile tile, Index index) const {
+  DEVICE void copy_rows(u32 to, int first, int count, const scalar* R, const ThreadCoord& coord, Tile tile,
+                        Index index) const {
     const int row = coord.lane / 2;
 #pragma unroll 1
     for (int k = 0; k < count; k++) {
@@ -75,7 +76,8 @@ struct Fragments {
       copy_commit();
       copy_wait<0>();
       __syncwarp();
-      UNROLL for (int k = 0; k < FRAGMENTS && first + k < IN_REGISTERS; k++) load_four_matrices(registers[first + k], shared + k * 512);
+      UNROLL for (int k = 0; k < FRAGMENTS && first + k < IN_REGISTERS; k++)
+        load_four_matrices(registers[first + k], shared + k * 512);
       __syncwarp();
     }
   }
@@ -127,7 +129,8 @@ struct Fragments {
   // Reads the lane's elements of tile i in the order of a fragment's registers.
   template <class Tile>
   DEVICE void read(Pair (&pairs)[4], int i, const ThreadCoord& coord, Tile tile) const {
-    UNROLL for (int half = 0; half < 2; half++) {  // columns 2j, 2j + 1 and 2j + 8, 2j + 9 of the fragment, j = lane_in_quad
+    // Columns 2j, 2j + 1 and 2j + 8, 2j + 9 of the fragment, j = lane_in_quad.
+    UNROLL for (int half = 0; half < 2; half++) {
       int column = 2 * coord.lane_in_quad + half * 8;
       Pair &even = pairs[2 * half], &odd = pairs[2 * half + 1];
       if constexpr (TRANSPOSED) {
@@ -163,7 +166,8 @@ struct Fragments {
     UNROLL for (int i = 0; i < AHEAD; i++) fetch(queue, i);
   }
   // c[n] += tile i x b[.][n], for half `half` of the two k tiles in b. Must be called in the order of tiles.
-  DEVICE void multiply(Queue& queue, float (&c)[BATCH_TILES][4], int i, const u32 (&b)[OPERANDS][BATCH_TILES][4], int half) const {
+  DEVICE void multiply(Queue& queue, float (&c)[BATCH_TILES][4], int i, const u32 (&b)[OPERANDS][BATCH_TILES][4],
+                       int half) const {
     UNROLL for (int split = 0; split < SPLITS; split++) {
       const int f = i * SPLITS + split, in_shared = f - register_index(f);
       if (!in_registers(f)) fetch(queue, in_shared + AHEAD);
@@ -178,11 +182,14 @@ struct Fragments {
 };
 
 // Returns the offset in bytes of the row of an operand tile whose address the lane passes to ldmatrix.
-DEVICE u32 row_in_operand(const ThreadCoord& coord) { return ((coord.lane / 8) * OPERAND_COLUMNS + coord.lane % 8) * 16; }
+DEVICE u32 row_in_operand(const ThreadCoord& coord) {
+  return ((coord.lane / 8) * OPERAND_COLUMNS + coord.lane % 8) * 16;
+}
 
 // The same as `product` below, given the address of the lane's row of the operand.
 template <int M, int K_TILES, int SPLIT_BYTES, class F>
-DEVICE void product_of_rows(float (&c)[M][BATCH_TILES][4], const F& fragments, typename F::Queue& queue, int first, u32 row) {
+DEVICE void product_of_rows(float (&c)[M][BATCH_TILES][4], const F& fragments, typename F::Queue& queue, int first,
+                            u32 row) {
   constexpr int CHAINS = M * BATCH_TILES >= 4 || K_TILES < 2 ? 1 : 4 / (M * BATCH_TILES);
   float part[CHAINS][M][BATCH_TILES][4] = {};
   UNROLL for (int m = 0; m < M; m++)
@@ -197,7 +204,8 @@ DEVICE void product_of_rows(float (&c)[M][BATCH_TILES][4], const F& fragments, t
         else load_four_matrices(b[split][n], from);
       }
     UNROLL for (int half = 0; half < 2 && k + half < K_TILES; half++)
-      UNROLL for (int m = 0; m < M; m++) fragments.multiply(queue, part[(k + half) % CHAINS][m], first + (k + half) * M + m, b, half);
+      UNROLL for (int m = 0; m < M; m++)
+        fragments.multiply(queue, part[(k + half) % CHAINS][m], first + (k + half) * M + m, b, half);
   }
   UNROLL for (int m = 0; m < M; m++)
     UNROLL for (int n = 0; n < BATCH_TILES; n++)

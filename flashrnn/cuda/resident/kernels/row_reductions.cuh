@@ -19,7 +19,8 @@ DEVICE float row_sum(float value) {
 // lanes of its row.
 struct RowReductions {
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
+                     float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     auto set = [&](int i, int p, float value) { result[i][2 * p] = result[i][2 * p + 1] = value; };
     UNROLL for (int p = 0; p < PAIRS; p++) {
       UNROLL for (int i = 0; i < SUMS; i++) set(i, p, row_sum(values[i][2 * p] + values[i][2 * p + 1]));
@@ -34,7 +35,8 @@ struct RowReductions {
       }
       UNROLL for (int i = SUMS + MOMENTS; i < SUMS + MOMENTS + MAXIMA; i++) {
         float largest = op_max(values[i][2 * p], values[i][2 * p + 1]);
-        UNROLL for (int mask = 1; mask < ROW_LANES; mask *= 2) largest = op_max(largest, __shfl_xor_sync(~0u, largest, mask));
+        UNROLL for (int mask = 1; mask < ROW_LANES; mask *= 2)
+          largest = op_max(largest, __shfl_xor_sync(~0u, largest, mask));
         set(i + MOMENTS, p, largest);
       }
     }
@@ -45,8 +47,10 @@ struct RowReductions {
 // Every lane adds up the squares of its own sums before these are exchanged, its part. So no sum over all lanes of a
 // row is needed afterwards.
 struct SquareSums {
-  static constexpr int OF_LANE = 2 * UNIT_TILES, WIDTH = OF_LANE < 4 ? OF_LANE : 4;  // parts that a lane adds up, and loads at once
-  static constexpr int PITCH = 8 * UNIT_TILES + (UNIT_TILES > 1 ? 8 : 0);  // floats between sequences, in different banks
+  // parts that a lane adds up, and loads at once
+  static constexpr int OF_LANE = 2 * UNIT_TILES, WIDTH = OF_LANE < 4 ? OF_LANE : 4;
+  // floats between sequences, in different banks
+  static constexpr int PITCH = 8 * UNIT_TILES + (UNIT_TILES > 1 ? 8 : 0);
   static constexpr int SIZE = SEQS / SPREAD * PITCH * 4;                  // bytes
   struct alignas(WIDTH * 4) Vector {
     float numbers[WIDTH];

@@ -25,7 +25,8 @@ struct OperandScale {
     // Without cells, sequence() may be SEQS or more.
     UNROLL for (int p = 0; p < PAIRS; p++) up[p] = coord.has_cells() ? Scale(largest(coord.sequence(p * PAIR))).up : 1;
     UNROLL for (int n = 0; n < BATCH_TILES; n++)
-      UNROLL for (int second = 0; second < 2; second++) down[n][second] = Scale(largest(8 * n + 2 * coord.lane_in_quad + second)).down;
+      UNROLL for (int second = 0; second < 2; second++)
+        down[n][second] = Scale(largest(8 * n + 2 * coord.lane_in_quad + second)).down;
   }
 };
 

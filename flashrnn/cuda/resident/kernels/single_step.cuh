@@ -53,7 +53,8 @@ DEVICE void reduce(float (&g)[GATES], const Sums& sums, int count) {
 // Adds both products to `sums`. V: elements of a load. `initial`: h before the step, or null. `carry`: a bit for
 // each sequence, 0 where the states before the step are reset.
 template <int V>
-DEVICE void add_all_products(Sums& sums, const Params& params, const float* initial, u32 carry, i64 first, int count, int unit) {
+DEVICE void add_all_products(Sums& sums, const Params& params, const float* initial, u32 carry, i64 first, int count,
+                             int unit) {
   const int features = int(params.features);
   const scalar* x = params.x + first * features;
   add_products<false, V>(sums, params.W + i64(unit) * features, features, count,
@@ -87,7 +88,8 @@ flashrnn_single_step(PARAMETERS) {
   u32 carry = ~0u;
   for (int s = 0; params.reset && s < count; s++)
     if (params.reset[first + s]) carry &= ~(1u << s);
-  const bool vectors = params.features % VECTOR == 0 && D % VECTOR == 0 && aligned(params.x) && aligned(params.W) && aligned(params.R) && aligned(before[0]);
+  const bool vectors = params.features % VECTOR == 0 && D % VECTOR == 0 && aligned(params.x) && aligned(params.W) &&
+      aligned(params.R) && aligned(before[0]);
   Sums sums = {};
   if (vectors) add_all_products<VECTOR>(sums, params, before[0], carry, first, count, unit);
   else add_all_products<1>(sums, params, before[0], carry, first, count, unit);
@@ -100,7 +102,8 @@ flashrnn_single_step(PARAMETERS) {
   old[0] = float(scalar(old[0]));  // rounded as h of every step
   if (params.gates)
     UNROLL for (int j = 0; j < GATES; j++)
-      if (STORED_OF[j] >= 0) to_gate(params.gates[(first + lane) * (HEADS * HEAD_NUMBERS) + gate_index(unit, STORED_OF[j])], g[j]);
+      if (STORED_OF[j] >= 0)
+        to_gate(params.gates[(first + lane) * (HEADS * HEAD_NUMBERS) + gate_index(unit, STORED_OF[j])], g[j]);
   cell_forward(g, old, fresh);
   params.h[at] = scalar(fresh[0]);
   fresh[0] = float(scalar(fresh[0]));

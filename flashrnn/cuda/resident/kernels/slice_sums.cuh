@@ -7,7 +7,8 @@ constexpr int SUM_PITCH = PADDED + (SPREAD == 2 ? 8 : 4);
 
 // Floats of shared memory for the partial sums of a unit tile's warps. SLICES: how many there are of each sum.
 template <int ROWS, int SLICES = K_SLICES>
-constexpr int SUM_FLOATS = IN_ROWS ? SLICES * ROWS * (SEQS / SPREAD) * SUM_PITCH : K_SLICES == 1 ? 0 : WARPS * CELL_SLICES * CELLS * 32 * ROWS;
+constexpr int SUM_FLOATS = IN_ROWS
+    ? SLICES * ROWS * (SEQS / SPREAD) * SUM_PITCH : K_SLICES == 1 ? 0 : WARPS * CELL_SLICES * CELLS * 32 * ROWS;
 
 // The partial sums of the K_SLICES warps of a unit tile: c has those of this warp for all cells of the lane's fragment,
 // `sums` those of all warps, in shared memory. The results u are the complete sums of the lane's own CELLS cells.
@@ -44,7 +45,8 @@ struct SliceSums {
   // unit tile call this.
   DEVICE void store_for_all_lanes() const {
     if (coord.lane_in_quad < 2)
-      UNROLL for (int cell = 0; cell < 4; cell++) store_part(slot(cell / 2, coord.k_slice, 0, coord.lane + cell % 2 * 2), cell);
+      UNROLL for (int cell = 0; cell < 4; cell++)
+        store_part(slot(cell / 2, coord.k_slice, 0, coord.lane + cell % 2 * 2), cell);
     named_barrier<TILE_THREADS>(1 + coord.unit_tile);
   }
   // Adds up the sums that all warps of the tile have stored for the lane's cell. The tile's threads must have
@@ -112,7 +114,8 @@ struct RowSums {
   const ThreadCoord& coord;
   // Returns the address of one warp's sums of two neighbouring units. `column`: of a sequence.
   DEVICE float2* pair_of(int slice, int row, int column, int unit) const {
-    return reinterpret_cast<float2*>(sums + ((slice * ROWS + row) * (SEQS / SPREAD) + column / SPREAD) * SUM_PITCH + unit);
+    return reinterpret_cast<float2*>(sums + ((slice * ROWS + row) * (SEQS / SPREAD) + column / SPREAD) * SUM_PITCH +
+                                     unit);
   }
   DEVICE void store(const float (&c)[TILES][BATCH_TILES][4]) const {
     UNROLL for (int cell = 0; cell < LANE_CELLS; cell += 2) {
@@ -131,9 +134,11 @@ struct RowSums {
       UNROLL for (int j = 0; j < ROWS; j++) {
         constexpr int PARTS = ALL_TILES ? WARPS : K_SLICES;
         float2 sums[PARTS];
-        UNROLL for (int slice = 0; slice < PARTS; slice++) sums[slice] = *pair_of(slice, j, coord.sequence(q), coord.unit(q));
+        UNROLL for (int slice = 0; slice < PARTS; slice++)
+          sums[slice] = *pair_of(slice, j, coord.sequence(q), coord.unit(q));
         UNROLL for (int step = 1; step < PARTS; step *= 2)  // few additions after each other
-          UNROLL for (int i = 0; i + step < PARTS; i += 2 * step) sums[i].x += sums[i + step].x, sums[i].y += sums[i + step].y;
+          UNROLL for (int i = 0; i + step < PARTS; i += 2 * step)
+            sums[i].x += sums[i + step].x, sums[i].y += sums[i + step].y;
         u[j][q] = sums[0].x, u[j][q + 1] = sums[0].y;
       }
   }
@@ -144,7 +149,8 @@ struct RowSums {
 // K_SLICES > 1, all threads of the unit tile call this together; IN_ROWS, all threads of the block; DENSE, after
 // store_for_all_lanes.
 template <int ROWS, int TILES>
-DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[TILES][BATCH_TILES][4], float* sums, const ThreadCoord& coord) {
+DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[TILES][BATCH_TILES][4], float* sums,
+                          const ThreadCoord& coord) {
   if constexpr (IN_ROWS) {
     const RowSums<ROWS, TILES> rows{sums, coord};
     rows.store(c);

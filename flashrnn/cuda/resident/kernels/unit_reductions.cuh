@@ -58,7 +58,8 @@ struct UnitReductions {
   const ThreadCoord& coord;
   // `words`: in a grid, the end of the words of all groups' GridBarrier.
   DEVICE UnitReductions(char* memory, u64* words, const ThreadCoord& coord)
-      : memory(memory), published(cache_line(words) + blockIdx.x / BLOCKS * GridReductions::WORDS), step(0), coord(coord) {
+      : memory(memory), published(cache_line(words) + blockIdx.x / BLOCKS * GridReductions::WORDS), step(0),
+        coord(coord) {
     partials = reinterpret_cast<float*>(memory);
     results = reinterpret_cast<float*>(memory + PARTIAL_BUFFERS * PARTIAL_BYTES);
     own_partial = place(owned_value(coord.lane) % PAIRS, owned_value(coord.lane) / PAIRS);
@@ -82,7 +83,8 @@ struct UnitReductions {
   // results are the sums, mean and variance of each moment, then the maxima. NUMBER: of the exchange in the step. All
   // threads of the group call this together.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const;
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
+                     float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const;
 
  private:
   DEVICE bool is_unit(int q) const { return coord.has_cells() && (PADDED == D || coord.unit(q) < D); }
@@ -103,10 +105,12 @@ struct UnitReductions {
 };
 
 template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-DEVICE void UnitReductions::reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+DEVICE void UnitReductions::reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
+                                   float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
   using Part = Partial<SUMS, MOMENTS, MAXIMA>;
   if constexpr (IN_ROWS) return RowReductions().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(values, result);
-  if constexpr (CLUSTERED) return in_cluster().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), values, result);
+  if constexpr (CLUSTERED)
+    return in_cluster().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), values, result);
   if constexpr (GRID) return in_grid().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), values, result);
   constexpr int FIRST = parts_of(NUMBER);
   reduce_warp<Part, SUMS, MOMENTS, MAXIMA>(values, FIRST);
@@ -140,7 +144,8 @@ DEVICE void UnitReductions::reduce_warp(const float (&values)[SUMS + MOMENTS + M
     UNROLL for (int i = 0; i < SUMS; i++) added[i * PAIRS + p] = number(i, first) + (PAIR == 2 ? number(i, last) : 0);
     UNROLL for (int i = 0; i < MOMENTS; i++) {
       shifts[i][p] = __shfl_sync(~0u, number(SUMS + i, first), coord.lane_in_quad);
-      const float a = valid[0] ? values[SUMS + i][first] - shifts[i][p] : 0, b = PAIR == 2 && valid[1] ? values[SUMS + i][last] - shifts[i][p] : 0;
+      const float a = valid[0] ? values[SUMS + i][first] - shifts[i][p] : 0;
+      const float b = PAIR == 2 && valid[1] ? values[SUMS + i][last] - shifts[i][p] : 0;
       added[(SUMS + 2 * i) * PAIRS + p] = a + b, added[(SUMS + 2 * i + 1) * PAIRS + p] = fmaf(a, a, b * b);
     }
     UNROLL for (int i = 0; i < MAXIMA; i++) {

@@ -31,7 +31,8 @@ DEVICE void prepare_step(StepBack& to, const Params& params, const CellCoord& ce
   s[0] = !USES_H || !to.carry ? 0 : t > 0 ? float(read(params.h + at - back, t, 1, back)) : *first_state;
   UNROLL for (int k = 1; k < STATES; k++) {
     const i64 in_aux = (k - 1) * params.B * params.T * ROW + at;
-    s[k] = !to.carry ? 0 : t > 0 ? float(read(params.aux + in_aux - back, t, 1, back)) : first_state[k * params.B * ROW];
+    s[k] = !to.carry
+        ? 0 : t > 0 ? float(read(params.aux + in_aux - back, t, 1, back)) : first_state[k * params.B * ROW];
     if (HAS_D_AUX) to.d_new[k] += read(params.d_aux + in_aux, t, 0, back);
   }
   if (params.d_h) to.d_new[0] += float(read(params.d_h + at, t, 0, back));
@@ -58,7 +59,8 @@ flashrnn_stream_backward(PARAMETERS) {
       for_each_cell(item, B, [&](int i, const CellCoord& cell) {
         StepBack& at_cell = cells[i];
         at_cell.carry_next = !RESET || step == 0 || !params.reset[cell.sequence * T + t + 1];
-        UNROLL for (int k = 0; k < STATES; k++) at_cell.d_new[k] = params.d_state[(k * B + cell.sequence) * ROW + cell.element];
+        UNROLL for (int k = 0; k < STATES; k++)
+          at_cell.d_new[k] = params.d_state[(k * B + cell.sequence) * ROW + cell.element];
         if (t >= 0) prepare_step(at_cell, params, cell, t);
       });
       step_sums(sums, stream, params, item, next, before, step);
@@ -74,7 +76,8 @@ flashrnn_stream_backward(PARAMETERS) {
       if (threadIdx.x == 0) signal(params.counters + item.counter);
       for_each_cell(item, B, [&](int i, const CellCoord& cell) {
         UNROLL for (int k = 0; k < STATES; k++)
-          params.d_state[(k * B + cell.sequence) * ROW + cell.element] = t < 0 ? cells[i].d_new[k] : cells[i].carry ? d_old[i][k] : 0;
+          params.d_state[(k * B + cell.sequence) * ROW + cell.element] = t < 0
+              ? cells[i].d_new[k] : cells[i].carry ? d_old[i][k] : 0;
         if (t >= 0) store_gate_gradients([&](int j) { return d_g[i][j]; }, params, cell, t);
       });
     }

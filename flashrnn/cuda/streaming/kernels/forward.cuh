@@ -19,16 +19,19 @@ DEVICE void read_input(StepInput& to, const Params& params, const CellCoord& cel
     if (t + AHEAD < params.T) prefetch(x + (AHEAD * params.row_t * GI + j) * ROW);
   }
   UNROLL for (int j = 0; j < GATES; j++) to.bias[j] = params.bias[j * ROW + cell.element];
-  UNROLL for (int k = 0; k < STATES; k++) to.state[k] = to.carry ? params.state[(k * params.B + cell.sequence) * ROW + cell.element] : 0;
+  UNROLL for (int k = 0; k < STATES; k++)
+    to.state[k] = to.carry ? params.state[(k * params.B + cell.sequence) * ROW + cell.element] : 0;
 }
 
 // Computes a cell's states after the step, with h rounded as it is exchanged, and its gates as they are stored for the
 // backward.
-DEVICE void step_forward(float (&fresh)[STATES], UnitGates& stored, const StepInput& in, const float* sums, const CellCoord& cell) {
+DEVICE void step_forward(float (&fresh)[STATES], UnitGates& stored, const StepInput& in, const float* sums,
+                         const CellCoord& cell) {
   float g[GATES];
   UNROLL for (int j = 0; j < GATES; j++) {
     g[j] = assemble_gate<false>(
-        j, in.bias[j], in.carry, [&](int k) { return sum_of(sums, cell, k * UNITS + cell.row); }, [&](int k) { return in.x[k]; });
+        j, in.bias[j], in.carry, [&](int k) { return sum_of(sums, cell, k * UNITS + cell.row); },
+        [&](int k) { return in.x[k]; });
     to_gate(stored.values[j], g[j]);
   }
   cell_forward(g, in.state, fresh);

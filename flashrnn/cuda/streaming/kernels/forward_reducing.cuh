@@ -20,11 +20,13 @@ DEVICE void read_inputs(StepCells& to, int i, const Params& params, const CellCo
     to.g[j][i] += float(from[INPUT_OF[j] * ROW]);
     if (t + AHEAD < params.T) prefetch(from + (AHEAD * params.row_t * GI + INPUT_OF[j]) * ROW);
   }
-  UNROLL for (int k = 0; k < STATES; k++) to.old[k][i] = to.carry[i] ? params.state[(k * params.B + cell.sequence) * ROW + cell.element] : 0;
+  UNROLL for (int k = 0; k < STATES; k++)
+    to.old[k][i] = to.carry[i] ? params.state[(k * params.B + cell.sequence) * ROW + cell.element] : 0;
 }
 
 // Stores the states of cell number i, and what the backward needs.
-DEVICE void store_results(const StepCells& cells, int i, const Params& params, const Item& item, const CellCoord& cell, i64 t) {
+DEVICE void store_results(const StepCells& cells, int i, const Params& params, const Item& item, const CellCoord& cell,
+                          i64 t) {
   const i64 B = params.B, row = cell.row_at(params, t), at = row * ROW + cell.element;
   params.h[at] = scalar(cells.fresh[0][i]);
   UNROLL for (int k = 0; k < STATES; k++) {

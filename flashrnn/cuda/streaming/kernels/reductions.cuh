@@ -34,17 +34,21 @@ struct UnitReductions {
   // variance of each moment, then the maxima. NUMBER: of the exchange in the step. All threads of the group call this
   // together.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
+                     float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     for_each_cell(item, B, [&](int i, const CellCoord& cell) {
-      UNROLL for (int k = 0; k < SUMS + MOMENTS + MAXIMA; k++) numbers[(k * SEQS + cell.column) * UNITS + cell.row] = values[k][i];
+      UNROLL for (int k = 0; k < SUMS + MOMENTS + MAXIMA; k++)
+        numbers[(k * SEQS + cell.column) * UNITS + cell.row] = values[k][i];
     });
     __syncthreads();
-    for (int sequence = threadIdx.x; sequence < SEQS && has_sequence(sequence); sequence += THREADS) publish<Part>(NUMBER, sequence);
+    for (int sequence = threadIdx.x; sequence < SEQS && has_sequence(sequence); sequence += THREADS)
+      publish<Part>(NUMBER, sequence);
     __syncthreads();
     if (threadIdx.x == 0) signal(counter), await(counter, (step * EXCHANGES + NUMBER + 1) * UNIT_BLOCKS);
     __syncthreads();
-    for (int sequence = threadIdx.x / 32; sequence < SEQS && has_sequence(sequence); sequence += WARPS) add_up<Part>(NUMBER, sequence);
+    for (int sequence = threadIdx.x / 32; sequence < SEQS && has_sequence(sequence); sequence += WARPS)
+      add_up<Part>(NUMBER, sequence);
     __syncthreads();
     for_each_cell(item, B, [&](int i, const CellCoord& cell) {
       UNROLL for (int k = 0; k < Part::RESULTS; k++) result[k][i] = results[k * SEQS + cell.column];
@@ -57,7 +61,8 @@ struct UnitReductions {
     auto of_unit = [&](int k, int unit) { return numbers[(k * SEQS + sequence) * UNITS + unit]; };
     Part total = {};
     UNROLL for (int i = 0; i < Part::SUMS; i++) total.words[i] = of_unit(i, 0);
-    UNROLL for (int i = 0; i < Part::MOMENTS + Part::MAXIMA; i++) total.words[Part::ADDED + i] = of_unit(Part::SUMS + i, 0);
+    UNROLL for (int i = 0; i < Part::MOMENTS + Part::MAXIMA; i++)
+      total.words[Part::ADDED + i] = of_unit(Part::SUMS + i, 0);
     for (int unit = 1; unit < units_of(item.unit0 / UNITS); unit++) {
       UNROLL for (int i = 0; i < Part::SUMS; i++) total.words[i] += of_unit(i, unit);
       UNROLL for (int i = 0; i < Part::MOMENTS; i++) {
@@ -71,7 +76,8 @@ struct UnitReductions {
     UNROLL for (int v = 0; v < Part::VECTORS; v++) {
       const float* four = total.words + 4 * v;
       part(number, sequence, item.unit0 / UNITS)[v] =
-          make_uint4(__float_as_uint(four[0]), __float_as_uint(four[1]), __float_as_uint(four[2]), __float_as_uint(four[3]));
+          make_uint4(__float_as_uint(four[0]), __float_as_uint(four[1]), __float_as_uint(four[2]),
+                     __float_as_uint(four[3]));
     }
   }
 
@@ -107,7 +113,8 @@ DEVICE void store_statistic(gate* row, int k, float x) {
     *reinterpret_cast<float*>(to) = x;
   } else {
     const u32 word = __float_as_uint(x);
-    reinterpret_cast<u16*>(to)[0] = static_cast<u16>(word), reinterpret_cast<u16*>(to)[1] = static_cast<u16>(word >> 16);
+    reinterpret_cast<u16*>(to)[0] = static_cast<u16>(word),
+        reinterpret_cast<u16*>(to)[1] = static_cast<u16>(word >> 16);
   }
 }
 DEVICE float load_statistic(const gate* row, int k) {

@@ -28,9 +28,10 @@ constexpr int GATE_BYTES = GATES * sizeof(gate);               // of a unit
 // The stride between rows of sums puts the accesses of half a warp, four rows of four pairs, into different banks.
 constexpr int SUM_STRIDE = ROWS + (40 - ROWS % 32) % 32;
 static_assert(ROWS % 8 == 0 && DEPTH <= WARP_VECTORS && PADDED_K >= K);
-constexpr int PART_FLOATS = 4 * EXCHANGED_VECTORS;                 // of an exchange over units, per sequence: reductions.cuh
+constexpr int PART_FLOATS = 4 * EXCHANGED_VECTORS;  // of an exchange over units, per sequence: reductions.cuh
 constexpr int SUM_FLOATS = WARPS * SEQS * SUM_STRIDE, REDUCTION_FLOATS = PART_FLOATS * SEQS * (UNITS + 1);
-static_assert((SUM_FLOATS + REDUCTION_FLOATS) * 4 == SHARED_BYTES_EXPECTED, "streaming/tiling.py counts shared memory differently");
+static_assert((SUM_FLOATS + REDUCTION_FLOATS) * 4 == SHARED_BYTES_EXPECTED,
+              "streaming/tiling.py counts shared memory differently");
 
 // The gates of a unit at one step, as the forward stores them for the backward; aligned such that few, wide accesses
 // suffice.
@@ -90,14 +91,17 @@ struct Stream {
   }
   // Loads vector number k of the warp, for all rows of an item, into a slot.
   DEVICE void load(int slot, const Item& item, int k) {
-    UNROLL for (int n = 0; n < ROW_TILES; n++) ahead[slot][n] = load_once(R + item.matrix + (k * WARPS * ROW_TILES + n) * 32);
+    UNROLL for (int n = 0; n < ROW_TILES; n++)
+      ahead[slot][n] = load_once(R + item.matrix + (k * WARPS * ROW_TILES + n) * 32);
   }
 
   // Computes this warp's partial sums of an item: rows of tile (m, n) of c are sequences, its columns rows of R.
   // `vectors` are those of the head; the first vectors of R for the `next` item are loaded at the end.
-  DEVICE void product(float (&c)[SEQ_TILES][ROW_TILES][4], const Item& item, const Item& next, const scalar* vectors, i64 B) {
+  DEVICE void product(float (&c)[SEQ_TILES][ROW_TILES][4], const Item& item, const Item& next, const scalar* vectors,
+                      i64 B) {
     const int warp = threadIdx.x / 32, quad = threadIdx.x % 32 / 4, lane_in_quad = threadIdx.x % 4;
-    const uint4* lane_vectors = reinterpret_cast<const uint4*>(vectors + (item.sequence0 + quad) * PADDED_K) + warp * 4 + lane_in_quad;
+    const uint4* lane_vectors = reinterpret_cast<const uint4*>(vectors + (item.sequence0 + quad) * PADDED_K) +
+        warp * 4 + lane_in_quad;
     uint4 v[DEPTH][SEQ_TILES][2];
     auto load_vectors = [&](int slot, int k) {
       UNROLL for (int m = 0; m < SEQ_TILES; m++)
@@ -125,8 +129,8 @@ struct Stream {
 
 // Waits for the group's vectors of the previous step, and stores every warp's partial sums of the item in shared
 // memory. All threads of the block call this; it synchronises before and after.
-DEVICE void step_sums(float* sums, Stream& stream, const Params& params, const Item& item, const Item& next, const scalar* vectors,
-                      u32 step) {
+DEVICE void step_sums(float* sums, Stream& stream, const Params& params, const Item& item, const Item& next,
+                      const scalar* vectors, u32 step) {
   const int warp = threadIdx.x / 32, quad = threadIdx.x % 32 / 4, lane_in_quad = threadIdx.x % 4;
   if (threadIdx.x == 0) await(params.counters + item.counter, step * UNIT_BLOCKS);
   __syncthreads();  // also: all threads have read the previous sums
