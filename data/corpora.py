@@ -24,7 +24,7 @@ HUB_FILES = 64  # of a dataset of unknown size are a section
 _INSTALLED = ("stdlib", "purelib", "platlib")
 JOINED = "joined"
 PYTHON_FOLDERS = {"stdlib": ("stdlib",), "installed": _INSTALLED, JOINED: _INSTALLED}  # as sysconfig names them
-LOOKS_LOCAL = re.compile(r"[*?\[]|^[./~]|/.*/|\.(txt|md|py|parquet|jsonl?)(\.\w+)?$")
+LOOKS_LOCAL = re.compile(r"[*?\[]|^[./~]|/.*/|\.(txt|md|py|parquet|arrow|jsonl?)(\.\w+)?$")
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Corpus:
     - a file or glob, local or as a URL (s3://bucket/**/*.jsonl.zst, which needs the package of that fsspec storage);
     - the name of a dataset on the hub.
 
-    Files are JSON lines (.jsonl, .json, compressed or not), .parquet, or otherwise plain text. Plain text is split at
-    line ends into documents of about 16 KiB (32 KiB without line ends), so that a large file can be streamed and partly
-    held out.
+    Files are JSON lines (.jsonl, .json, compressed or not), .parquet, .arrow, or otherwise plain text. Plain text is
+    split at line ends into documents of about 16 KiB (32 KiB without line ends), so that a large file can be streamed
+    and partly held out.
     """
 
     source: str
-    column: str = "text"  # that holds the document, in JSON lines, parquet and hub datasets
+    column: str = "text"  # that holds the document, in JSON lines, parquet, arrow and hub datasets
     subset: str | None = None  # the rest is for the hub
     split: str = "train"
     revision: str | None = None
@@ -257,7 +257,7 @@ def local_files(source: str) -> list[str] | None:
         raise FileNotFoundError(f"no file matches source {source!r}")
     source = os.path.expanduser(source)
     if Path(source).is_dir():
-        raise ValueError(f"source {source!r} is a folder; name its files: '{source.rstrip('/')}/**/*.txt'")
+        raise ValueError(f"source {source!r} is a folder; name its files: '{source.rstrip('/')}/**/*{_ending(source)}'")
     literal = Path(source).is_file()  # though its name may have brackets
     names = [source] if literal else glob.glob(source, recursive=True)
     found = sorted(name for name in names if Path(name).is_file())
@@ -266,6 +266,13 @@ def local_files(source: str) -> list[str] | None:
     if LOOKS_LOCAL.search(source):
         raise FileNotFoundError(f"no file matches source {source!r} (working folder: {Path.cwd()})")
     return None
+
+
+def _ending(folder: str) -> str:
+    """Return how the names of the texts in a folder end; .txt if that is unknown."""
+    names = [path.name for path in itertools.islice(Path(folder).rglob("*"), 10_000)]
+    known = (".arrow", ".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst")
+    return next((ending for ending in known if any(name.endswith(ending) for name in names)), ".txt")
 
 
 def _python_files(*schemes: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Rows of files, read by `datasets`: JSON lines or plain text, compressed or not, and parquet.
+"""Rows of files, read by `datasets`: JSON lines or plain text, compressed or not, parquet, and arrow.
 
 Each file is opened separately, so that errors can name it and text documents end with it. JSON lines are read as lines
 of text, because the JSON reader of `datasets` fails if the type of an unused column changes, turns numbers into
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from datasets import Features, IterableDataset, Value
+from datasets import Features, IterableDataset, Value, load_dataset
 
 READ = "bytes_read"  # key of a row: number of stored bytes read so far
 DOCUMENT_CHARS = 16 * 1024
@@ -28,7 +28,7 @@ Rows = Iterator[tuple[dict, int]]  # a row, and its number of characters in the 
 def read_rows(files: list[str], starts: list[int], column: str) -> Iterator[dict]:
     """Return rows {column: text, READ: bytes}; `starts` are the bytes of all files before each file.
 
-    Bytes of compressed files and parquet are only counted at the end of each file, because readers do not report them.
+    Bytes of compressed files, parquet and arrow are only counted at the end of each file: readers do not report them.
     """
     for name, read in zip(files, starts, strict=True):
         compressed = re.search(rf"{COMPRESSED}$", name)
@@ -61,8 +61,8 @@ def read_json_lines(name: str) -> Iterator[dict]:
 
 def kind(name: str) -> str:
     """Return the key of READERS that reads a file."""
-    if name.endswith(".parquet"):
-        return "parquet"
+    if name.endswith((".parquet", ".arrow")):
+        return name.rpartition(".")[2]
     if TABLES.search(name):
         raise ValueError(f"{name} is a table and cannot be read as text: convert it to parquet or JSON lines")
     return "JSON lines" if JSON_LINES.search(name) else "text"
@@ -138,4 +138,19 @@ def _parquet(name: str, column: str) -> Rows:
         yield {column: text}, 0
 
 
-READERS: dict[str, Callable[[str, str], Rows]] = {"JSON lines": _json_lines, "parquet": _parquet, "text": _text}
+def _arrow(name: str, column: str) -> Rows:
+    """Return the rows of a file that `datasets` wrote by `save_to_disk`."""
+    with _naming(name):
+        rows = load_dataset("arrow", data_files=glob.escape(name), split="train", streaming=True)
+    if column not in rows.column_names:
+        raise missing_column(name, column, rows.column_names)
+    for text in _values(name, rows.select_columns([column])):
+        yield {column: text}, 0
+
+
+READERS: dict[str, Callable[[str, str], Rows]] = {
+    "JSON lines": _json_lines,
+    "parquet": _parquet,
+    "arrow": _arrow,
+    "text": _text,
+}

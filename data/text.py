@@ -290,9 +290,9 @@ def _check_streaming(max_val_blocks: int | None, max_bytes: int | None, stateful
     if stateful:
         raise ValueError("stateful=true cuts all tokens into lanes, for which they must be stored: set streaming=false")
     if max_val_blocks is None:
-        raise ValueError("streaming=true needs max_val_blocks: how many blocks to read ahead for validation")
+        raise ValueError("streaming=true needs data.max_val_blocks: how many blocks to read ahead for validation")
     if max_bytes is not None:
-        raise ValueError(f"max_bytes={max_bytes} limits what is packed; streaming=true packs no training data")
+        raise ValueError(f"max_bytes={max_bytes} limits stored text, and streaming=true stores none: set it to null")
 
 
 def _corpora(

@@ -46,6 +46,11 @@ def autograd_alone() -> bool:
     )
 
 
+def traced_by_jit() -> bool:
+    """Return whether torch.jit.trace records the call."""
+    return not torch.compiler.is_compiling() and _is_tracing()
+
+
 def apply_of(function: type[torch.autograd.Function]) -> Callable:
     """Return a faster `function.apply` for calls that are `autograd_alone`.
 

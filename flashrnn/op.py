@@ -6,7 +6,7 @@ from operator import index
 import torch
 from torch import Tensor
 
-from flashrnn._torch_private import constant_when_compiled, dynamo_at_work, transforms_active
+from flashrnn._torch_private import constant_when_compiled, dynamo_at_work, traced_by_jit, transforms_active
 from flashrnn.batching import folded_backward, folded_forward
 from flashrnn.cells import Cell, cell_of_key
 from flashrnn.dispatch import no_autocast, operator_gate_format, run_backward, run_forward
@@ -25,7 +25,11 @@ def recurrence(
     differentiable = [x for x in (Wx, R, b, states) if x is not None]
     _check_no_tangents(differentiable, backend)
     within = transforms_active()  # inputs do not show then whether a gradient is needed
-    needs_grad = within or (torch.is_grad_enabled() and any(x.requires_grad for x in differentiable))
+    recorded = traced_by_jit()  # with the same graph in torch.no_grad(), where torch.jit.trace repeats it as a check
+    if recorded and torch.onnx.is_in_onnx_export():
+        raise NotImplementedError("torch.onnx.export of a FlashRNN needs dynamo=True; or export its to_torch()")
+    asked = recorded or torch.is_grad_enabled()
+    needs_grad = within or (asked and any(x.requires_grad for x in differentiable))
     run = _Forward.apply if within else _forward
     gate_format = _gate_format(backend, cell.key, *map(index, Wx.shape[3:]), dtype, Wx.device)
     h, aux, last, _ = run(Wx, R, b, states, reset, cell.key, backend, return_states, needs_grad, gate_format)

@@ -12,30 +12,42 @@ from flashrnn.eager import as_dtype
 from flashrnn.problem import PLAIN
 
 _NETWORKS = {
-    "lstm": (nn.LSTM, {}),
-    "gru": (nn.GRU, {}),
-    "elman": (nn.RNN, {"nonlinearity": "tanh"}),
-    "elman_relu": (nn.RNN, {"nonlinearity": "relu"}),
+    "lstm": (nn.LSTM, nn.LSTMCell, {}),
+    "gru": (nn.GRU, nn.GRUCell, {}),
+    "elman": (nn.RNN, nn.RNNCell, {"nonlinearity": "tanh"}),
+    "elman_relu": (nn.RNN, nn.RNNCell, {"nonlinearity": "relu"}),
 }
-"""The class and its options for each built-in cell that PyTorch has."""
+"""The classes of whole sequences and of single steps, and their options, for each built-in cell that PyTorch has."""
 
 
-def from_torch(cls, module: nn.LSTM | nn.GRU | nn.RNN, backend: str):
+def from_torch(cls, module: nn.RNNBase | nn.RNNCellBase, backend: str):
     """Return a `cls` (FlashRNN) with the weights of `module`."""
     functions = [
         name
-        for name, (kind, options) in _NETWORKS.items()
-        if type(module) is kind and all(getattr(module, option) == value for option, value in options.items())
+        for name, (*kinds, options) in _NETWORKS.items()
+        if type(module) in kinds and all(getattr(module, option) == value for option, value in options.items())
     ]
     if not functions:
-        raise TypeError(f"from_torch takes an nn.LSTM, nn.GRU or nn.RNN, got {type(module).__name__}")
-    weight = module.weight_ih_l0
-    options = _options(module) | {"device": weight.device, "dtype": weight.dtype}
+        raise TypeError(_not_convertible(module))
+    weight = next(module.parameters())
+    options = {"bias": module.bias} if isinstance(module, nn.RNNCellBase) else _options(module)
+    options |= {"device": weight.device, "dtype": weight.dtype}
     layer = cls(module.input_size, module.hidden_size, **options, function=functions[0], backend=backend)
     layer.load_state_dict(module.state_dict())
+    trained = {_with_layer(name): parameter.requires_grad for name, parameter in module.named_parameters()}
     for name in layer.directions():
-        _set_requires_grad(layer, name, module)
+        _set_requires_grad(layer, name, trained)
     return layer.train(module.training)
+
+
+def _not_convertible(module: nn.Module) -> str:
+    text = f"from_torch takes an nn.LSTM, nn.GRU, nn.RNN or one of their cells, got {type(module).__name__}"
+    if not isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return text
+    return (
+        f"{text}, a subclass, which may compute something else: remove its parametrizations, or load its state_dict "
+        "into a FlashRNN"
+    )
 
 
 @torch.no_grad()
@@ -43,7 +55,7 @@ def to_torch(layer) -> nn.LSTM | nn.GRU | nn.RNN:
     """Return the PyTorch network with the weights of `layer`, a FlashRNN."""
     if not has_counterpart(layer):
         raise ValueError(_no_counterpart(layer))
-    kind, special = _NETWORKS[layer.cell.name]
+    kind, _, special = _NETWORKS[layer.cell.name]
     weight = layer.input_l0.weight
     options = _options(layer) | special | {"device": weight.device, "dtype": weight.dtype}
     if kind is not nn.LSTM:
@@ -93,6 +105,9 @@ def convert_state_dict(layer, state_dict: dict[str, Tensor], prefix: str, *other
 
     This is a pre-hook of `load_state_dict`, whose last argument is a list of errors.
     """
+    for kind in _RENAMED:
+        if (of_cell := prefix + kind) in state_dict:
+            state_dict[_with_layer(of_cell)] = state_dict.pop(of_cell)
     if not has_counterpart(layer):
         if f"{prefix}weight_hh_l0" in state_dict:  # no error, which would be raised even with strict=False
             warnings.warn(f"{prefix}weight_hh_l0 is not loaded: {_no_counterpart(layer)}", stacklevel=2)
@@ -111,6 +126,11 @@ def convert_state_dict(layer, state_dict: dict[str, Tensor], prefix: str, *other
         for parameter in theirs:
             del state_dict[prefix + parameter]
         state_dict |= {prefix + key: value for key, value in _of_theirs(layer, name, theirs).items()}
+
+
+def _with_layer(name: str) -> str:
+    """Return nn.LSTM's name of a weight, given the same or that of nn.LSTMCell, which has no layer."""
+    return name if "_l" in name.rpartition(".")[2] else f"{name}_l0"
 
 
 def _options(network) -> dict:
@@ -192,8 +212,8 @@ def in_order(W: Tensor, R: Tensor, b: Tensor | None, gru: bool) -> list[Tensor]:
     return weights if b is None else [*weights, b[1:].flatten(), pad(b[0].flatten(), (2 * b.shape[2], 0))]
 
 
-def _set_requires_grad(layer, name: str, module: nn.Module) -> None:
+def _set_requires_grad(layer, name: str, trained: dict[str, bool]) -> None:
     """Make a parameter trainable if PyTorch's network trains one of the weights from which it is made."""
     for parameter in {source for _, source in weights_of(layer, name).values()}:
         theirs = [p for p, (_, source) in weights_of(layer, name).items() if source is parameter]
-        parameter.requires_grad_(any(getattr(module, p).requires_grad for p in theirs))
+        parameter.requires_grad_(any(trained[p] for p in theirs))

@@ -11,10 +11,23 @@ from hydra.errors import HydraException
 
 MULTIRUN = ("-m", "--multirun")
 CONFIG_DIR = ("-cd", "--config-dir")
+OPTIONS = (
+    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
+    *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
+)
+"""Hydra's long options."""
 
 
 def options_first(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with -m and --config-dir before the overrides: Hydra refuses options amid them."""
+    """Return arguments with -m and --config-dir before the overrides: Hydra refuses options amid them.
+
+    Raises:
+        ValueError: an argument looks like an option and is none of Hydra's.
+    """
+    for word in arguments:
+        name, _, value = word.partition("=")
+        if name.startswith("--") and name not in OPTIONS:
+            raise ValueError(f"{word}: settings have no dashes, as in {name.lstrip('-') or 'KEY'}={value or 'VALUE'}")
 
     def is_option(pair: tuple[str, str]) -> bool:
         before, word = pair

@@ -18,6 +18,8 @@ from training.schedules import Schedule, schedule_of, with_schedule
 def check(config: DictConfig) -> None:
     """Configure the process, and raise ValueError if the training cannot work."""
     check_complete(config)
+    if not (isinstance(config.seed, int) and 0 <= config.seed < 2**32):
+        raise ValueError(f"seed={config.seed} must be an integer from 0 to {2**32 - 1}")
     prepare_process(config.threads, config.get("matmul_precision"))  # older configs lack this key
     check_trainer(config.trainer)
     check_accelerator(config.trainer)
@@ -40,10 +42,11 @@ def check_trainer(trainer: DictConfig) -> None:
         )
     if trainer.val_check_interval <= 0:
         raise ValueError(f"val_every gives {trainer.val_check_interval} batches between validations: set at least 1")
-    if trainer.gradient_clip_val is not None and trainer.gradient_clip_val <= 0:
-        raise ValueError(
-            f"trainer.gradient_clip_val={trainer.gradient_clip_val} must be positive, or null for no clipping"
-        )
+    every, clip = trainer.log_every_n_steps, trainer.gradient_clip_val
+    if not (isinstance(every, int) and every > 0):
+        raise ValueError(f"trainer.log_every_n_steps={every} must be a positive integer")
+    if clip is not None and not (isinstance(clip, int | float) and clip > 0):
+        raise ValueError(f"trainer.gradient_clip_val={clip} must be a positive number, or null for no clipping")
     check_evaluation(trainer)
     check_precision(trainer)
 

@@ -4,12 +4,13 @@ import re
 import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 from hydra.errors import InstantiationException, MissingConfigException, OverrideParseException
 from omegaconf import Container, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from training.configuration import leaves
+from training.configuration import CONFIGS, leaves
 
 UNKNOWN_KEY = ConfigAttributeError | ConfigKeyError
 _SAME_KEY = 0.8  # similarity of a misspelt key: num_layers is not num_classes, so all keys are listed for it
@@ -24,8 +25,11 @@ def message(error: Exception) -> str:
         return f"{error.override}: expected KEY=VALUE"
     if isinstance(error, OverrideParseException) and (found := _quoted(error.override)):
         return f"{error.override} cannot be read; a value with special characters goes into quotes: {found}"
-    if isinstance(error, MissingConfigException) and error.options:
-        return text + _closest(error.missing_cfg_file.rpartition("/")[2], error.options)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        options = error.options or sorted(path.stem for path in Path(CONFIGS, group).glob("*.yaml"))
+        known = "" if error.options or not options else f" Available options in '{group}': {' '.join(options)}"
+        return text + known + _closest(name, options)
     if isinstance(error, InstantiationException) and isinstance(cause, ImportError):
         reason = _one_line(cause)
         return reason if reason in text else f"{text}: {reason}"
@@ -33,6 +37,7 @@ def message(error: Exception) -> str:
     if isinstance(unknown, UNKNOWN_KEY) and unknown.parent_node is not None:
         name, keys = str(unknown.key), [str(key) for key in unknown.parent_node]
         hint = _elsewhere(name, unknown.parent_node) or _closest(name, keys, _SAME_KEY)
+        text = f"There is no key '{unknown.full_key}'" if unknown is error else text
         return text + (hint or f" (known: {', '.join(keys)})")
     return text
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,14 @@ from training.prompt_file import AnswerFile, read_prompts
 DTYPES = ("float32", "bfloat16", "float16")
 FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+_ALLOWED: dict[str, tuple[Callable[[float], bool], str]] = {
+    "max_new_tokens": (lambda number: number >= 1, "at least 1"),
+    "temperature": (lambda value: value > 0, "a number above 0; do_sample=false always takes the likeliest token"),
+    "top_p": (lambda value: 0 < value <= 1, "a probability above 0; 1.0 samples from all tokens"),
+    "top_k": (lambda number: number >= 0, "at least 1, or 0 for no limit"),
+    "min_p": (lambda value: 0 <= value <= 1, "a number from 0, for no limit, to 1"),
+    "repetition_penalty": (lambda value: value > 0, "a number above 0; 1.0 is no penalty"),
+}
 
 
 def generate(
@@ -37,6 +45,9 @@ def generate(
 ) -> str | None:
     """Print a prompt with its continuation and return both, or write the answers to a file of prompts."""
     options |= {name: float(options[name]) for name in FLOATS if name in options}  # transformers rejects an int
+    for name, (allows, what) in _ALLOWED.items():
+        if name in options and not allows(options[name]):
+            raise ValueError(f"{name}={options[name]}: expected {what}")
     if prompts or out:
         if prompt or not (prompts and out):
             raise ValueError(f"prompts={prompts} out={out} prompt={prompt}: give either prompt, or prompts and out")
@@ -44,15 +55,11 @@ def generate(
     return generate_one(ckpt, prompt, **options)
 
 
-def load(
-    ckpt: str, device: str, dtype: str, weights: str, top_p: float
-) -> tuple[FlashRNNForCausalLM, PreTrainedTokenizerBase]:
+def load(ckpt: str, device: str, dtype: str, weights: str) -> tuple[FlashRNNForCausalLM, PreTrainedTokenizerBase]:
     """Check the options; return the model and its tokenizer."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype}: expected one of {', '.join(DTYPES)}")
     check_weights(weights)
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p}: expected a probability above 0; 1.0 samples from all tokens")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
@@ -79,7 +86,7 @@ def generate_one(
 ) -> str:
     """Print a prompt with its continuation, and return both; `options` are those of transformers' GenerationConfig."""
     strings = stop_strings(stop)
-    model, tokenizer = load(ckpt, device, dtype, weights, options["top_p"])
+    model, tokenizer = load(ckpt, device, dtype, weights)
     if not options["do_sample"]:  # transformers would warn that these are not used
         options = {key: value for key, value in options.items() if key not in SAMPLING}
     set_seed(seed)
@@ -138,14 +145,13 @@ def generate_file(
     **options: Any,
 ) -> None:
     """Write the answers to a file of prompts; `options` are those of models.generation.sampler.SamplingParams."""
-    for name, value in {"slots": slots, "max_new_tokens": max_new_tokens}.items():
-        if value < 1:
-            raise ValueError(f"{name}={value}: expected at least 1")
+    if slots < 1:
+        raise ValueError(f"slots={slots}: expected at least 1")
     lines, strings = read_prompts(prompts), stop_strings(stop)
     settings = {"ckpt": ckpt, "seed": seed, "dtype": dtype, "max_new_tokens": max_new_tokens}
     settings |= {"stop": stop if isinstance(stop, str) else strings}
     file = AnswerFile(out, lines, settings | {"do_sample": do_sample, "weights": weights, **options})
-    model, tokenizer = load(ckpt, device, dtype, weights, options["top_p"])
+    model, tokenizer = load(ckpt, device, dtype, weights)
     if reason := unsupported_reason(model.model):
         raise ValueError(f"prompts={prompts}: {reason}; generate one text at a time with prompt=...")
     encoder = Encoder(tokenizer)

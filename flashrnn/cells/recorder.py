@@ -54,12 +54,8 @@ def _line_of_step(cell: Cell, error: Exception) -> str:
 
 _aten = torch.ops.aten
 _PASS_THROUGH = {"clone", "detach", "alias", "view", "lift_fresh", "expand"}
-_TAKES_TRUTH = {
-    "and": (0, 1),
-    "or": (0, 1),
-    "not": (0,),
-    "where": (0,),
-}  # operator -> its operands that are truth values
+_TAKES_TRUTH = {"and": (0, 1), "or": (0, 1), "not": (0,), "where": (0,)}
+"""The operands of these operators that are truth values."""
 
 
 def _in_parts(function: OpOverload, args: tuple, options: dict) -> Any:
@@ -126,7 +122,7 @@ class _Recorder(DispatchMode):
         if parts is NotImplemented:
             raise UntraceableCell(
                 f"cell {self._cell.name!r} uses the operator {function}{options or ''}, which has no scalar form; "
-                f"element-wise operators that have one: {', '.join(sorted((*OPERATORS, *PARTS, 'clamp')))}"
+                f"element-wise operators that have one: {', '.join(sorted({*OPERATORS, *PARTS, 'clamp'}))}"
             )
         return parts
 

@@ -49,6 +49,16 @@ def test_parquet_with_another_column(tmp_path):
     assert read(tmp_path / "a.parquet", column="content") == TEXTS
 
 
+def test_datasets_saved_to_a_folder(tmp_path):
+    saved = datasets.Dataset.from_dict({"id": list(range(20)), "content": TEXTS})
+    datasets.DatasetDict({"train": saved, "test": saved.select([1])}).save_to_disk(tmp_path)
+    assert read(tmp_path / "train" / "*.arrow", column="content") == TEXTS
+    with pytest.raises(ValueError, match=r"'text'.*`column`.*id, content"):
+        read(tmp_path / "test" / "*.arrow")
+    with pytest.raises(ValueError, match=r"is a folder.*/\*\*/\*\.arrow'"):
+        read(tmp_path)
+
+
 def test_text_files_are_sorted_and_long_ones_are_split(tmp_path):
     long = "line of text\n" * 5000
     for name, text in (("b.txt", "second"), ("a.txt", "first"), ("c/d.txt", long), ("empty.txt", " \n")):

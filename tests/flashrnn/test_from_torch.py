@@ -95,9 +95,29 @@ def test_frozen_weights_stay_frozen():
     assert trained == {"input_l0.weight": True, "recurrent_l0.R": False, "recurrent_l0.b": False}
 
 
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell, partial(nn.RNNCell, nonlinearity="relu")])
+def test_step_equals_the_cell(kind):
+    torch.manual_seed(0)
+    cell = kind(F, H, dtype=torch.float64)
+    cell.weight_hh.requires_grad_(False)
+    rnn = FlashRNN.from_torch(cell)
+    assert not rnn.recurrent_l0.R.requires_grad
+    assert rnn.input_l0.weight.requires_grad
+    states, of_cell = None, None
+    for _ in range(3):
+        x = torch.randn(B, F, dtype=torch.float64)
+        out, states = rnn.step(x, states)
+        of_cell = cell(x, of_cell)
+    h = of_cell[0] if isinstance(of_cell, tuple) else of_cell
+    torch.testing.assert_close(out, h, rtol=0, atol=1e-12)
+
+
 def test_networks_without_a_pytorch_counterpart_are_an_error():
-    with pytest.raises(TypeError, match="got LSTMCell"):
-        FlashRNN.from_torch(nn.LSTMCell(3, 4))
+    with pytest.raises(TypeError, match=r"got Linear$"):
+        FlashRNN.from_torch(nn.Linear(3, 4))
+    normed = nn.utils.parametrizations.weight_norm(nn.LSTM(3, 4), "weight_hh_l0")
+    with pytest.raises(TypeError, match=r"got ParametrizedLSTM, a subclass.* remove its parametrizations"):
+        FlashRNN.from_torch(normed)
     for options in ({"function": "slstm"}, {"num_heads": 2}):
         with pytest.raises(ValueError, match=r"function='\w+' and num_heads=\d"):
             FlashRNN(3, 4, **options).to_torch()

@@ -107,6 +107,23 @@ def test_torchscript_compiles_the_pytorch_network(pair):
         torch.jit.script(FlashRNN(5, 6, function="slstm"))
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace. is deprecated")
+def test_trace_has_outputs_and_gradients_for_other_shapes(pair):
+    _, rnn = pair
+    traced = torch.jit.trace(rnn, randn(7, 3, 5))
+    x = randn(2, 4, 5)
+    out, expected = traced(x)[0], rnn(x)[0]
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+    found, wanted = (torch.autograd.grad(y.sum(), list(rnn.parameters())) for y in (out, expected))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_onnx_without_dynamo_is_an_error(pair, tmp_path):
+    with pytest.raises(NotImplementedError, match="needs dynamo=True"):
+        torch.onnx.export(pair[1], randn(7, 3, 5), tmp_path / "rnn.onnx", dynamo=False)
+
+
 @pytest.mark.slow
 def test_aot_inductor(pair, tmp_path):
     lstm, rnn = pair

@@ -44,6 +44,12 @@ def test_options_may_be_between_overrides():
     assert options_first(given) == [*options, "experiment=mine", "seed=1", "model=gru,lstm"]
 
 
+@pytest.mark.parametrize(("word", "instead"), [("--optim.lr=1", "optim.lr=1"), ("--experiment", "experiment=VALUE")])
+def test_settings_with_dashes_are_an_error(word, instead):
+    with pytest.raises(ValueError, match=f"^{word}: .*{instead}$"):
+        options_first([word])
+
+
 def test_sweep_over_paths():
     assert literal(["-m", "ckpt=a,b"], paths=["ckpt"]) == ["-m", "ckpt=a,b"]
 

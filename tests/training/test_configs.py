@@ -241,6 +241,14 @@ def test_trainer_options_of_lightning_are_accepted():
     check_trainer(section)
 
 
+@pytest.mark.parametrize(
+    "override", ["seed=-1", "seed=0.5", "trainer.log_every_n_steps=0", "trainer.gradient_clip_val=x"]
+)
+def test_error_of_a_wrong_number_names_the_key(override):
+    with pytest.raises(ValueError, match=f"^{override} must be a"):
+        check(config(override, "run_dir=."))
+
+
 @pytest.mark.parametrize("data", ["text", "mix", "instructions"])
 def test_missing_data_source_is_an_error(data):
     with pytest.raises(ValueError, match=r"data\.sources?=VALUE"):

@@ -21,6 +21,7 @@ from training.configuration import check_required, composed
         ("heads=4", r"\(did you mean model\.num_heads\?\)"),
         ("model.num_layers=2", r"known: .*\bnum_blocks, num_heads"),
         ("model.function=gru", r"\(did you mean model\.mixer\.function\?\)"),
+        ("logger=[csv,wandbb]", r"'logger': csv none tensorboard wandb \(did you mean wandb\?\)"),
         ("modle=lstm", r"modle.*\(did you mean model\?\)"),
         ("+experiment=text_tiny", "experiment"),
         ("data=parity,s3", "--multirun"),
@@ -41,7 +42,7 @@ def test_unknown_key_of_a_saved_config_is_an_error():
     OmegaConf.set_struct(saved, True)
     with pytest.raises(OmegaConfBaseException) as raised:
         OmegaConf.merge(saved, {"data": {"eval_lenghts": [3]}})
-    assert "did you mean eval_lengths?" in hydra_errors.message(raised.value)
+    assert hydra_errors.message(raised.value) == "There is no key 'data.eval_lenghts' (did you mean eval_lengths?)"
 
 
 def test_invalid_value_that_others_depend_on_is_an_error():

@@ -71,10 +71,12 @@ def test_generation_with_8_bit_weights(run):
         text(run, weights="int4")
 
 
-@pytest.mark.parametrize("top_p", [0.0, 2.0])
-def test_invalid_probability_is_an_error(top_p):
-    with pytest.raises(ValueError, match=f"top_p={top_p}"):
-        text("anywhere", top_p=top_p)
+@pytest.mark.parametrize("wrong", [{"top_p": 0.0}, {"top_p": 2.0}, {"temperature": 0.0}, {"max_new_tokens": 0}])
+@pytest.mark.parametrize("several", [{}, {"prompt": "", "prompts": "prompts.jsonl", "out": "answers.jsonl"}])
+def test_invalid_number_is_an_error(wrong, several):
+    (name, value), *_ = wrong.items()
+    with pytest.raises(ValueError, match=f"{name}={value}: expected"):
+        text("anywhere", **several, **wrong)
 
 
 def test_unknown_device_is_an_error():
