@@ -23,7 +23,8 @@ def run(trained, tmp_path, monkeypatch):
     """Return the folder and the result of a copy of a tiny run, and its config, in the working folder of the run."""
     config, result = trained
     monkeypatch.chdir(Path(config.run_dir).parents[2])
-    return shutil.copytree(config.run_dir, tmp_path / "run"), result, config
+    others = shutil.ignore_patterns("evaluate_*")  # evaluations by other tests
+    return shutil.copytree(config.run_dir, tmp_path / "run", ignore=others), result, config
 
 
 def test_exported_logits_and_tokenizer_equal_the_run(tiny_config, tmp_path):
