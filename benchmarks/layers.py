@@ -91,10 +91,7 @@ def network_pair(
     x = torch.randn(case.T, case.B, case.H, dtype=dtype, device=device)
     reset = torch.rand(case.B, case.T, device=device) < 1 / 32 if case.reset else None
     stepped = (lambda x: steps(theirs, x, reset)) if case.reset else (lambda x: theirs(x)[0])
-    return {
-        OURS: (lambda x: ours(x, reset=reset)[0], ours.parameters()),
-        THEIRS: (stepped, theirs.parameters()),
-    }, x
+    return {OURS: (lambda x: ours(x, reset=reset)[0], ours.parameters()), THEIRS: (stepped, theirs.parameters())}, x
 
 
 def steps(network: nn.LSTM | nn.GRU, x: Tensor, reset: Tensor) -> Tensor:

@@ -107,10 +107,7 @@ def _finding(jobs: dict[Job, dict[str, dict]]) -> str:
 
 
 def _curves(axes: Axes, series: Series, rows: Mapping[int, dict]) -> None:
-    curves = {
-        "measured": (measured_ms(rows), "o-"),
-        "solver's estimate of the time loop": (estimated_ms(rows), "k:"),
-    }
+    curves = {"measured": (measured_ms(rows), "o-"), "solver's estimate of the time loop": (estimated_ms(rows), "k:")}
     for label, (curve, style) in curves.items():
         points = sorted(curve.items())
         axes.plot([x for x, _ in points], [y for _, y in points], style, markersize=4, label=label)

@@ -127,7 +127,7 @@ class _Layers(torch.autograd.Function):
             else:
                 gradients = found[k]
             W_wanted, _, b_wanted = wanted[count + 3 * k : count + 3 * k + 3]
-            of_x_wanted = x_wanted and d_x is None if k == 0 else found is None
+            of_x_wanted = (x_wanted and d_x is None) if k == 0 else found is None
             of_product = gradients.Wx, inputs[k], layers[k][0], of_x_wanted, W_wanted
             of_x, of_W = product_gradients(batch_first, dtype, *of_product)
             d_h = by_heads(of_x, R, batch_first) if k else None

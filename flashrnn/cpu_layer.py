@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import dropout, linear
 
 from flashrnn import op
 from flashrnn._torch_private import (
@@ -44,7 +44,41 @@ class Layer(NamedTuple):
     b: Tensor | None
 
 
-def is_fast_in(dtype: torch.dtype) -> bool:
+def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | None:
+    """Run a FlashRNN, whose layers have one direction, on a single step.
+
+    Args:
+        network: the FlashRNN.
+        x: [B, features], or [B, 1, features] or [1, B, features] as the output then is.
+        states: the caller's initial states.
+        reset: [B], or None.
+
+    Returns:
+        The results of `FlashRNN.step`. None if the call is not supported, and if an argument is wrong, which the caller
+        then reports.
+    """
+    if not x.is_cpu or not _is_fast_in(x.dtype):
+        return None  # before zeros for missing states are created, which would be a kernel on a GPU
+    if states is None:
+        shape = network.num_layers, math.prod(x.shape[:-1]), network.hidden_size
+        states = (x.new_zeros(shape, dtype=state_dtype(x.dtype)),) * len(network.cell.states)
+    states = states if isinstance(states, tuple | list) else (states,)
+    modules = network._modules
+    pairs = [(modules[f"input_l{k}"], modules[f"recurrent_l{k}"]) for k in range(network.num_layers)]
+    if (found := layers(pairs, x, states, reset)) is None:
+        return None
+    new = []
+    for k, layer in enumerate(found):
+        if k:
+            x = dropout(x, network.dropout, network.training)
+        before = states if len(found) == 1 else [state[k : k + 1] for state in states]
+        x, *after = step(layer, x, before, reset)
+        new.append(after)
+    last = tuple(new[0] if len(found) == 1 else map(torch.cat, zip(*new, strict=True)))
+    return x, last if len(last) > 1 else last[0]
+
+
+def _is_fast_in(dtype: torch.dtype) -> bool:
     """Return whether `step` is the fastest way in this dtype. In bfloat16 it is not if oneDNN supports it."""
     return dtype in _DTYPES or (dtype == torch.bfloat16 and not onednn_computes(dtype))
 
@@ -59,7 +93,7 @@ def layers(
 
     Args:
         modules: the input product and the recurrence of each layer.
-        x: [B, features], in a dtype for which `is_fast_in` is true; it may have an axis of one time step.
+        x: [B, features], in a dtype for which `_is_fast_in` is true; it may have an axis of one time step.
         states: a tensor [layers, B, H] for each state of the cell.
         reset: [B], or None.
     """

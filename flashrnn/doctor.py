@@ -12,12 +12,11 @@ from torch import Tensor
 
 from flashrnn.accuracy import BOUNDS, relative_error
 from flashrnn.cache import cache_folder, make_folder
-from flashrnn.cells import get_cell
+from flashrnn.cells import LSTM
 from flashrnn.functional import flashrnn
 from flashrnn.gpu import nvidia_gpu
 from flashrnn.problem import Backend, Problem
 
-LSTM = get_cell("lstm")
 TYPICAL = (
     (12, 64, torch.bfloat16),
     (1, 768, torch.bfloat16),
@@ -84,14 +83,13 @@ def _driver() -> str:
 def _gpus() -> Iterator[str]:
     for index in range(torch.cuda.device_count()):
         gpu = nvidia_gpu(torch.device("cuda", index))
-        yield (
-            torch.cuda.get_device_name(index)
-            if gpu is None
-            else (
+        if gpu is None:
+            yield torch.cuda.get_device_name(index)
+        else:
+            yield (
                 f"{gpu.name}, compute capability {'.'.join(map(str, gpu.capability))}, {gpu.multiprocessors} "
                 f"multiprocessors with {gpu.shared_per_block // 1024} KiB of shared memory"
             )
-        )
     if not torch.cuda.is_available():
         try:
             torch.cuda.init()

@@ -9,9 +9,9 @@ from torch import Tensor
 from flashrnn import eager, hoisting, loop, op, repeated
 from flashrnn.cells import Cell, get_cell
 from flashrnn.dispatch import check_backend, padding
+from flashrnn.documents import Documents, of_cu_seqlens
 from flashrnn.head_size import with_head_size
 from flashrnn.problem import Inputs, state_dtype
-from flashrnn.sequences import Documents, of_cu_seqlens
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 

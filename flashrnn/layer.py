@@ -1,6 +1,5 @@
 """`FlashRNN`, a drop-in replacement for nn.LSTM, nn.GRU and nn.RNN."""
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,20 +16,18 @@ from flashrnn import (
     eager_layer,
     flat_weights,
     hoisting,
+    layer_plan,
     onednn,
-    plan,
     torch_networks,
 )
 from flashrnn.cells import Cell, get_cell
-from flashrnn.cuda.resident import layers
+from flashrnn.documents import of_cu_seqlens
 from flashrnn.functional import check_reset, dtype_under_autocast
-from flashrnn.gpu import nvidia_gpu
 from flashrnn.initialization import init_input
 from flashrnn.loop import exported_to_onnx
-from flashrnn.problem import state_dtype
 from flashrnn.projection import ProjectedRecurrence
 from flashrnn.recurrence import Recurrence, check_sizes
-from flashrnn.sequences import Packed, SideBySide, Whole, of_cu_seqlens
+from flashrnn.sequences import Packed, SideBySide, Whole
 
 
 class FlashRNN(nn.Module):
@@ -162,7 +159,7 @@ class FlashRNN(nn.Module):
             raise ValueError("cu_seqlens are for a tensor; documents start at zero there, without hx and reset")
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx, reset)
-        if cu_seqlens is None and (done := self._shorter_way(input, hx, reset)) is not None:
+        if cu_seqlens is None and (done := self._fast_path(input, hx, reset)) is not None:
             return done
         self._check_input(input, (2, 3))
         if input.shape[int(self.batch_first and input.dim() == 3)] == 0:
@@ -192,7 +189,7 @@ class FlashRNN(nn.Module):
         if reset is not None:
             check_reset(reset, len(input))
         if isinstance(input, Tensor) and input.dim() == 2:
-            if (done := self._quick_step(input, hx, reset)) is not None:
+            if (done := cpu_layer.run(self, input, hx, reset)) is not None:
                 return done
             if (done := cuda_layer.run(self, input, hx, reset)) is not None:
                 return done
@@ -205,7 +202,7 @@ class FlashRNN(nn.Module):
         out, last = self._run(x, self._initial(hx, x.shape[0]), _rows(x, reset, None))
         return out.squeeze(1), self._last(last)
 
-    def _shorter_way(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
+    def _fast_path(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
         """Return the results of `forward` with less overhead; None if that is impossible or an argument is wrong."""
         if not isinstance(x, Tensor) or x.dim() != 3 or torch.compiler.is_compiling():
             return None
@@ -214,7 +211,7 @@ class FlashRNN(nn.Module):
         if steps == 1 and not self.bidirectional:
             if reset is not None:
                 check_reset(reset, x.shape[1 - time], 1)
-            if (done := self._quick_step(x, states, None if reset is None else reset[:, 0])) is not None:
+            if (done := cpu_layer.run(self, x, states, None if reset is None else reset[:, 0])) is not None:
                 return done
         for of_pytorch in (onednn.run, cudnn.run) if reset is None else ():
             if (done := of_pytorch(self, x, states)) is not None:
@@ -226,31 +223,6 @@ class FlashRNN(nn.Module):
         if (done := cuda_layer.run(self, x, states, reset)) is not None:
             return done
         return eager_layer.run(self, x, states, reset)
-
-    def _quick_step(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
-        """Return the results of `step` by `cpu_layer`; None if it does not support the call or an argument is wrong.
-
-        x is [B, features], or [B, 1, features] or [1, B, features] as the output then is.
-        """
-        if not x.is_cpu or not cpu_layer.is_fast_in(x.dtype):
-            return None  # before zeros for missing states are created, which would be a kernel on a GPU
-        if states is None:
-            shape = self.num_layers, math.prod(x.shape[:-1]), self.hidden_size
-            zeros = x.new_zeros(shape, dtype=state_dtype(x.dtype))
-            states = (zeros,) * len(self.cell.states)
-        states = states if isinstance(states, tuple | list) else (states,)
-        modules = [(self._modules[f"input_l{k}"], self._modules[f"recurrent_l{k}"]) for k in range(self.num_layers)]
-        if (layers := cpu_layer.layers(modules, x, states, reset)) is None:
-            return None
-        new = []
-        for k, layer in enumerate(layers):
-            if k:
-                x = nn.functional.dropout(x, self.dropout, self.training)
-            before = states if len(layers) == 1 else [state[k : k + 1] for state in states]
-            x, *after = cpu_layer.step(layer, x, before, reset)
-            new.append(after)
-        last = tuple(new[0] if len(layers) == 1 else map(torch.cat, zip(*new, strict=True)))
-        return x, last if len(last) > 1 else last[0]
 
     def _check_input(self, x: Tensor, dims: tuple[int, ...]) -> None:
         if not isinstance(x, Tensor):
@@ -372,33 +344,7 @@ class FlashRNN(nn.Module):
             training: a backward pass follows.
             reset: the call has resets, or sequences of different lengths.
         """
-        recurrent = self.recurrent_l0
-        gpu, dtype = nvidia_gpu(recurrent.R.device), dtype or recurrent.R.dtype
-        sizes = self.num_heads, recurrent.head_dim, batch, dtype
-        text = plan.explain(self.cell, *sizes, gpu, training, reset, recurrent.backend)
-        if not reset and recurrent.R.device.type == "cpu":
-            x = torch.zeros(batch, 2, self.input_size, dtype=dtype)  # a short call shows which kernel is used
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                taken = onednn.run(self, x if self.batch_first else x.transpose(0, 1).contiguous(), None)
-            text += (
-                "" if taken is None else "\ninstead, PyTorch's own kernel runs batches of whole sequences: it is faster"
-            )
-        elif not reset:
-            text += cudnn.explain(self, batch, dtype, training) or self._explain_layers(batch, dtype, training)
-        if self.bidirectional and not (reset or self.proj_size):
-            of_one = directions.problem(self, dtype, training, reset)
-            if directions.is_faster(of_one, batch, recurrent.backend):
-                text += "\nboth directions at once, as the heads of one recurrence"
-        return text
-
-    def _explain_layers(self, batch: int, dtype: torch.dtype, training: bool) -> str:
-        """Return a line if the layers run at the same time, otherwise an empty string."""
-        if self.num_layers == 1 or self.bidirectional or self.proj_size or (self.dropout and training):
-            return ""
-        of_one, recurrent = directions.problem(self, dtype, training, reset=False), self.recurrent_l0
-        if not layers.are_faster(of_one, batch, self.num_layers, recurrent.backend):
-            return ""
-        return f"\nlayers at the same time, where sequences have at least {layers.FEWEST_STEPS} steps"
+        return layer_plan.explain(self, batch, dtype or self.recurrent_l0.R.dtype, training, reset)
 
     @classmethod
     def from_torch(cls, module: nn.RNNBase | nn.RNNCellBase, *, backend: str = "auto") -> "FlashRNN":

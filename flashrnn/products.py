@@ -8,28 +8,8 @@ import torch
 from torch import Tensor
 
 from flashrnn.cells import Cell
+from flashrnn.cells.gates import recurrent_only
 from flashrnn.memory_format import empty_in_format, is_time_major
-
-
-def recurrent_only(cell: Cell) -> tuple[str, ...]:
-    """Return the recurrent gates without an input part, whose gradients are not in d_Wx."""
-    return tuple(gate for gate in cell.recurrent_gates if gate not in cell.input_gates)
-
-
-def varying(cell: Cell) -> tuple[str, ...]:
-    """Return the gates with an input or a recurrent part. All other gates equal their biases at every step."""
-    found = [gate for gate in cell.gates if gate in cell.input_gates or gate in cell.recurrent_gates]
-    return tuple(found)  # compilers of fake kernels reject tuple() of a generator
-
-
-def constant(cell: Cell) -> tuple[str, ...]:
-    """Return the gates that are not `varying`."""
-    return tuple(gate for gate in cell.gates if gate not in varying(cell))
-
-
-def places(gates: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the index of each gate in `names`, or -1 for a gate that is not among them."""
-    return tuple(names.index(gate) if gate in names else -1 for gate in gates)
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -7,10 +7,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
+from flashrnn.cells.gates import varying
 from flashrnn.cells.printers.pytorch import torch_function
 from flashrnn.cells.trace import trace
 from flashrnn.memory_format import aux_in_format, empty_in_format, in_format
-from flashrnn.products import varying, write_previous
+from flashrnn.products import write_previous
 
 GateFormat = Literal["GND", "NGD", "NDG", "NDG+", "PNDG", "NDV", "NDV+"]
 """The axes of one step's gates in memory, the outermost first.

@@ -117,11 +117,7 @@ class SequenceModel(nn.Module):
                 block.mixer.init_weights()
 
     def forward(
-        self,
-        input_ids: Tensor,
-        states: States | None = None,
-        reset: Tensor | None = None,
-        return_states: bool = False,
+        self, input_ids: Tensor, states: States | None = None, reset: Tensor | None = None, return_states: bool = False
     ) -> Tensor | tuple[Tensor, States]:
         """Return the logits of every position and, with `return_states`, the states after the last position.
 

@@ -159,10 +159,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         output = CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=cache if use_cache else None,
-            hidden_states=hidden_states,
+            loss=loss, logits=logits, past_key_values=cache if use_cache else None, hidden_states=hidden_states
         )
         return_dict = self.config.return_dict if return_dict is None else return_dict
         return output if return_dict else output.to_tuple()

@@ -35,10 +35,7 @@ def table(contents: list[dict], models: Sequence[str], published: dict[str, floa
         of_model = sorted(finished(runs, model=model), key=lambda run: run["seed"])
         parts = [mean(run["ranges"][k]["accuracy"] for run in of_model) for k in range(len(ranges))]
         all_lengths = mean(map(extrapolated, of_model))
-        cells = [
-            *(rounded_down(part, 4) for part in (*parts, all_lengths)),
-            seeds_without_mistake(runs, model=model),
-        ]
+        cells = [*(rounded_down(part, 4) for part in (*parts, all_lengths)), seeds_without_mistake(runs, model=model)]
         beside = [] if published is None else [known(published.get(model))]
         rows.append([model, f"{of_model[0]['parameters']:,}", *cells, *beside])
     return rows

@@ -99,12 +99,7 @@ def _notes(contents: list[dict]) -> list[str]:
     runs = runs_of(contents)
     shared = " ".join(shared_overrides(finished(runs)))
     trained = f"Seed 0 unless said. By {trained_by(runs)}."
-    return [
-        *([f"All with `{shared}`."] if shared else []),
-        trained,
-        *quick_note(contents),
-        *failures(runs),
-    ]
+    return [*([f"All with `{shared}`."] if shared else []), trained, *quick_note(contents), *failures(runs)]
 
 
 def _draw(contents: list[dict], file: Path) -> None:

@@ -4,15 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from reproduction import by_length
-from reproduction.accuracy import (
-    SEEDS,
-    check_alike,
-    collected,
-    finished,
-    mean_extrapolated,
-    model_name,
-    training_notes,
-)
+from reproduction.accuracy import SEEDS, check_alike, collected, finished, mean_extrapolated, model_name, training_notes
 from reproduction.result import Options, Reproduction, quick_note, save
 from reproduction.runs import Run, check_experiment, folder_of_runs, made_on, runs_of
 

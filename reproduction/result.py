@@ -19,7 +19,7 @@ from benchmarks.markdown import Table, markdown
 from benchmarks.results import device_folder, head
 from data.atomic_file import replacing
 from reproduction import ENTRIES
-from training.command_line import quoted
+from training.arguments import quoted
 from training.provenance import short
 
 

@@ -19,8 +19,8 @@ from benchmarks import ROOT
 from benchmarks.results import device_folder, gpu_folder
 from reproduction.result import Options
 from training import checkpoint, config_checks
-from training.command_line import quoted
-from training.configuration import check_kinds, composed, config_groups, given_and_usual
+from training.arguments import quoted
+from training.configuration import check_overrides, composed, config_groups
 from training.provenance import short
 
 OUTPUTS = ROOT / "outputs" / "reproduce"
@@ -102,7 +102,7 @@ def train(runs: Sequence[Run], options: Options) -> None:
 
 def _check_settings(overrides: Sequence[str]) -> None:
     """Raise the errors of scripts.train with these overrides that it raises before it looks at the data."""
-    check_kinds(*given_and_usual(overrides, config_groups()))
+    check_overrides(overrides, config_groups())
     config_checks.check(composed([*overrides, "run_dir=''"]))
 
 

@@ -18,8 +18,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from benchmarks.cases import SUITES
-from training.command_line import hydra_command, literal, named, values
-from training.configuration import titles
+from training.arguments import literal, named
+from training.command_line import hydra_command
+from training.configuration import titles, values
 
 ON_CPU = ("reference_cpu", "cpu_fused", "data")  # run on the CPU, even if there is a GPU
 ON_ANY = ("layers", "generation")  # run on the GPU if there is one, otherwise on the CPU
@@ -44,7 +45,7 @@ def main(config: DictConfig) -> None:
     name = HydraConfig.get().runtime.choices.benchmark
     if name not in titles("benchmark"):
         raise ValueError(f"which benchmark? python -m scripts.benchmark NAME, one of {', '.join(titles('benchmark'))}")
-    options = values(config, "benchmark", f"benchmark={name}")
+    options = values(config, f"benchmark/{name}")
     if name == "figures":
         if not options["files"]:
             raise ValueError("which files? python -m scripts.benchmark figures files=[FILE,FILE]")

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
-from training.command_line import hydra_command, literal
+from training.arguments import literal
+from training.command_line import hydra_command
 from training.configuration import config_groups
 
 

@@ -8,7 +8,8 @@ models.hugging_face` and AutoModelForCausalLM.from_pretrained(FOLDER).
 
 from omegaconf import DictConfig
 
-from training.command_line import hydra_command, literal
+from training.arguments import literal
+from training.command_line import hydra_command
 
 
 @hydra_command("export", lambda words: literal(words, paths=["ckpt", "out"]))

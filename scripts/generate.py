@@ -10,7 +10,8 @@ length. After an interruption, the second command continues where it was.
 
 from omegaconf import DictConfig
 
-from training.command_line import hydra_command, literal
+from training.arguments import literal
+from training.command_line import hydra_command
 
 
 def _arguments(words: list[str]) -> list[str]:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from training.command_line import hydra_command, literal
+from training.arguments import literal
+from training.command_line import hydra_command
 
 
 @hydra_command("import_xlstm", lambda words: literal(words, paths=["ckpt", "out"]))

@@ -16,12 +16,15 @@ def main(config: DictConfig) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from training.configuration import mixer_name
     from training.memory import predict
 
     table = Table("", "GiB per GPU")
     table.columns[1].justify = "right"
     for name, size in predict(config).items():
         table.add_row(name, f"{size:.2f}")
+    step = f"{config.data.batch_size} x {config.data.context_length} tokens per GPU, {config.trainer.precision}"
+    print(f"\nPredicted memory of a training step, {config.name} with {mixer_name(config.model)}, {step}:")
     Console().print(table)
 
 

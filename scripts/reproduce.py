@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from reproduction import ENTRIES
-from training.command_line import hydra_command, literal, named, quoted, values
+from training.arguments import literal, named, quoted
+from training.command_line import hydra_command
+from training.configuration import values
 
 if TYPE_CHECKING:
     from reproduction.result import Reproduction

@@ -3,6 +3,7 @@
 The process is forked from one that has imported only the libraries, because that takes longer than most commands.
 """
 
+import atexit
 import os
 import runpy
 import signal
@@ -52,6 +53,12 @@ def run(arguments: list[str], folder: Path, environment: dict[str, str]) -> Comp
     return CompletedProcess(arguments, command.wait(60), command.stdout, command.stderr)
 
 
+def program(code: str, *arguments: str, folder: Path, environment: dict[str, str]) -> CompletedProcess:
+    """Run Python code like `python -c`, from a file in `folder`."""
+    folder.joinpath("program.py").write_text(code)
+    return run(["program", *arguments], folder, environment)
+
+
 def _main(arguments: list[str], folder: Path, environment: dict[str, str], streams: tuple[Path, Path]) -> None:
     os.setsid()
     set_start_method(None, force=True)  # the default, instead of the fork server's method, for data workers
@@ -67,4 +74,7 @@ def _main(arguments: list[str], folder: Path, environment: dict[str, str], strea
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # PyTorch reads the variable only on import
     sys.path.insert(0, str(folder))
     sys.argv = arguments
-    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    finally:
+        atexit._run_exitfuncs()  # before Python 3.13, processes of multiprocessing do not call them

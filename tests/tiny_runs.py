@@ -3,8 +3,6 @@
 import csv
 import os
 import re
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -89,12 +87,6 @@ def environment():
 def run(module, *arguments, folder):
     """Run a command in its own process, as a user does."""
     return fresh.run([module, *arguments], folder, environment())
-
-
-def run_anew(module, *arguments, folder):
-    """Do the same as `run` in a new interpreter, which has not imported anything."""
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120)
 
 
 def evaluate(ckpt, *overrides):

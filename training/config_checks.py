@@ -10,8 +10,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from models.backbone import carries_state
-from training.command_line import prepare_process
 from training.configuration import check_complete
+from training.process import prepare_process
 from training.schedules import Schedule, schedule_of, with_schedule
 
 

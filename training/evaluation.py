@@ -13,10 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from models.quantization import check_weights, quantize
 from training import checkpoint, data_interface, results
 from training.build import Run
-from training.command_line import prepare_process
 from training.config_checks import check_evaluation
 from training.configuration import check_kinds, chooses_backend, leaves
 from training.lightning_module import TrainingModule
+from training.process import prepare_process
 from training.resume import check_unseen
 
 _ONE_DEVICE = {"devices": 1, "num_nodes": 1, "strategy": "auto"}

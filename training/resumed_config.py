@@ -4,7 +4,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from training.command_line import literal, quoted, unquoted
+from training.arguments import literal, quoted, unquoted
 from training.configuration import composed, leaves
 
 _OF_EACH_COMMAND = ("run_dir", "ckpt_path", "overrides")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from training.command_line import error_message, parsed
+from training.arguments import parsed
+from training.command_line import error_message
 
 _rows: list[dict] = []  # one for each job that has ended in this process
 _folder: Path | None = None

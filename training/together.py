@@ -192,10 +192,7 @@ class Ensemble:
 
 
 def train_together(
-    runs: Mapping[Path, DictConfig],
-    device: torch.device,
-    drawn: dict[str, Batches] | None = None,
-    beyond: bool = True,
+    runs: Mapping[Path, DictConfig], device: torch.device, drawn: dict[str, Batches] | None = None, beyond: bool = True
 ) -> dict[Path, str]:
     """Train the models of several configs, and write eval.json to the folder of each.
 

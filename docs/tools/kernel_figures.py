@@ -49,10 +49,7 @@ STEPS = {
             Part("send h to all blocks", 6.5, 1.5, _SEND),
             Part("wait for the first part", 8, 2, _WAIT),
         ),
-        "overlapped": (
-            Part("other parts arrive", 0, 3, _SEND),
-            Part("load inputs of later steps", 4, 6, _COPY),
-        ),
+        "overlapped": (Part("other parts arrive", 0, 3, _SEND), Part("load inputs of later steps", 4, 6, _COPY)),
     },
     "Grid": {
         "warps": (
@@ -62,10 +59,7 @@ STEPS = {
             Part("h to L2", 3.7, 1, _SEND),
             Part("poll L2 until h of all blocks has arrived", 4.7, 5.3, _WAIT),
         ),
-        "overlapped": (
-            Part("clear workspace of next h", 0, 2, _SEND),
-            Part("load inputs of later steps", 3, 7, _COPY),
-        ),
+        "overlapped": (Part("clear workspace of next h", 0, 2, _SEND), Part("load inputs of later steps", 3, 7, _COPY)),
     },
 }
 

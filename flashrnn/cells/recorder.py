@@ -54,12 +54,8 @@ def _line_of_step(cell: Cell, error: Exception) -> str:
 
 _aten = torch.ops.aten
 _PASS_THROUGH = {"clone", "detach", "alias", "view", "lift_fresh", "expand"}
-_TAKES_TRUTH = {
-    "and": (0, 1),
-    "or": (0, 1),
-    "not": (0,),
-    "where": (0,),
-}  # operator -> its operands that are truth values
+_TAKES_TRUTH = {"and": (0, 1), "or": (0, 1), "not": (0,), "where": (0,)}
+"""The operands of these operators that are truth values."""
 
 
 def _in_parts(function: OpOverload, args: tuple, options: dict) -> Any:

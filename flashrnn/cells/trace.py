@@ -62,16 +62,6 @@ def untraceable(cell: Cell) -> str | None:
     return None
 
 
-def not_element_wise(cell: Cell) -> str | None:
-    """Return why kernels that compute every unit separately do not support the cell; None if they do."""
-    if (reason := untraceable(cell)) or not trace(cell).reduces:
-        return reason
-    return (
-        f"cell {cell.name!r} reduces over the units of its head, as flashrnn.layer_norm does, and the kernels of this "
-        "backend compute every unit alone"
-    )
-
-
 @cache
 def reduces_states(cell: Cell) -> bool:
     """Return whether the step reduces values over units that depend on states other than the first one."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
+from flashrnn.cells.gates import recurrent_only
 from flashrnn.cells.trace import untraceable
 from flashrnn.cpu import build
 from flashrnn.cpu.call import LARGEST_IN_LOOP, Prepared, Sizes, prepare
@@ -25,7 +26,7 @@ from flashrnn.problem import (
     empty_aux,
     initial_states,
 )
-from flashrnn.products import recurrent_only, weight_gradient_of_states
+from flashrnn.products import weight_gradient_of_states
 from flashrnn.residual import GateFormat, Residual, empty_gates, residual_dtype, saturated
 
 NUMBA_IS_MISSING = "numba is not installed: pip install numba"

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from flashrnn.cells import Cell
+from flashrnn.cells.gates import class_indices, recurrent_only
 from flashrnn.cpu import build, threads
 from flashrnn.problem import state_dtype
-from flashrnn.products import places, recurrent_only
 
 _WIDE = 128  # head size from which the matrices do not stay in the L1 cache between the steps of one sequence
 _SMALL = 2**19  # multiplications: one thread computes a smaller call before a second one has started
@@ -77,8 +77,11 @@ class Prepared(NamedTuple):
     tensors: tuple[Tensor, ...]  # tensors whose addresses are in `words`
 
     def run(self, **arguments: Tensor | Sequence[Tensor | None] | None) -> None:
-        """Run the kernel. Arguments have the names of the kernels' fields; a sequence of tensors becomes an array of
-        their addresses, in which 0 stands for None."""
+        """Run the kernel.
+
+        Arguments have the names of the kernels' fields; a sequence of tensors becomes an array of their addresses, in
+        which 0 stands for None.
+        """
         words, arrays = self.words[:], []
         workspace = self._workspace()
         words[self.field["workspace"]] = workspace.data_ptr()
@@ -122,7 +125,9 @@ def prepare(sizes: Sizes) -> Prepared:
     kernel = build.time_loop(direction, real)
     product = build.row_product_of(real) if sizes.by_rows else build.matrix_product(tile.width, real)
     alone = recurrent_only(cell)
-    tensors = [torch.tensor(places(cell.gates, gates)) for gates in (cell.input_gates, cell.recurrent_gates, alone)]
+    tensors = [
+        torch.tensor(class_indices(cell.gates, gates)) for gates in (cell.input_gates, cell.recurrent_gates, alone)
+    ]
     step = build.cell_step(direction, cell, D, dtype)
     arrays = len(cell.gates) + len(cell.states) * (1 if direction == "forward" else 2)
     source_width = build.whole_vectors(features)

@@ -23,8 +23,9 @@ def meanwhile(*compilations: Callable[[], object]) -> Iterator[None]:
 
 
 def start_in_background(*compilations: Callable[[], object]) -> None:
-    """Run functions that compile kernels in the background, and return at once. A caller that needs one of the kernels
-    meanwhile waits for it.
+    """Run functions that compile kernels in the background, and return at once.
+
+    A caller that needs one of the kernels meanwhile waits for it.
 
     Their errors are ignored: the next caller that needs the kernel compiles it again and gets the error.
     """

@@ -14,8 +14,10 @@ Argument = Tensor | int | None  # a number or an address; None is a null pointer
 
 
 def check(parameters: Parameters, arguments: Mapping[str, Argument]) -> None:
-    """Raise TypeError if a tensor does not match its parameter. Tensors of bytes and empty tensors are accepted for
-    any."""
+    """Raise TypeError if a tensor does not match its parameter.
+
+    Tensors of bytes and empty tensors are accepted for any.
+    """
     for one in parameters:
         x = arguments[one.name]
         if not isinstance(x, Tensor) or not x.numel() or x.dtype == torch.uint8 or one.dtype is None:

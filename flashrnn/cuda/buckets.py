@@ -136,8 +136,7 @@ def _best_few(slowdowns: dict[Kernel, list[float]]) -> tuple[float, list[Kernel]
     """Return the smallest slowdown that at most FEW kernels can guarantee at every batch size, and these kernels."""
 
     def within(slowest: float) -> list[Kernel] | None:
-        """Return at most FEW kernels whose slowdowns at all batch sizes are at most `slowest`; None if there are
-        none."""
+        """Return at most FEW kernels that together are within `slowest` at every batch size; None if there are none."""
         serves = {one: sum(1 << i for i, by in enumerate(row) if by <= slowest) for one, row in slowdowns.items()}
         return _cover(serves, (1 << len(_JUDGED)) - 1, FEW)
 
@@ -147,8 +146,7 @@ def _best_few(slowdowns: dict[Kernel, list[float]]) -> tuple[float, list[Kernel]
 
 
 def _with_smaller_sum(taken: list[Kernel], slowdowns: dict[Kernel, list[float]], slowest: float) -> list[Kernel]:
-    """Exchange one kernel at a time for another, as long as this reduces the sum of slowdowns over all batch sizes and
-    none exceeds `slowest`."""
+    """Exchange one kernel at a time while the sum of all slowdowns falls and none exceeds `slowest`."""
 
     def total(kernels: list[Kernel]) -> float:
         served = [min(column) for column in zip(*(slowdowns[one] for one in kernels), strict=True)]

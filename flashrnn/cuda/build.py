@@ -105,8 +105,10 @@ def _compiler() -> str:
 
 
 def prepare() -> None:
-    """Compute once what names of binaries depend on. Otherwise, threads that compute it while another thread is busy
-    wait for it at every file."""
+    """Compute once what names of binaries depend on.
+
+    Otherwise, threads that compute it while another thread is busy wait for it at every file.
+    """
     sources_hash()
     with suppress(KernelUnavailable):
         _compiler()

@@ -6,17 +6,16 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from flashrnn.cells.gates import class_indices
 from flashrnn.cells.hoisting import Hoisted
 from flashrnn.cells.printers.cuda import hoisted_function
-from flashrnn.cuda import parameters
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.parameters import declaration
+from flashrnn.cuda.parameters import Parameter, Parameters, declaration, numbers
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.sum_of_partials import sum_of_partials
 from flashrnn.gpu import Gpu, device_gpu
 from flashrnn.memory_format import aligned, empty_in_format, in_format
-from flashrnn.products import places
 
 _CELLS, _THREADS = 4, 1024  # units per thread, unless that needs more threads than the second number
 
@@ -63,13 +62,33 @@ def _blocks(kernel: LoadedKernel, rows: int, heads: int) -> int:
     return heads * min(rows, max(kernel.at_once // heads, 1))
 
 
+def parameters(
+    parts: Hoisted, direction: str, heads: int, head_dim: int, dtype: torch.dtype, bias: torch.dtype
+) -> Parameters:
+    """Return the parameters of kernels/hoisted.cuh."""
+    N, D, Gi, V = heads, head_dim, len(parts.cell.input_gates), len(parts.values)
+    given = (
+        Parameter("x", "const scalar* __restrict__", dtype, ("rows", Gi, N, D)),
+        Parameter("bias", "const bias_number* __restrict__", bias),
+    )
+    if direction == "forward":
+        return (*given, Parameter("values", "scalar* __restrict__", dtype, ("rows", V, N, D)), *numbers("rows"))
+    return (
+        *given,
+        Parameter("d_values", "const scalar* __restrict__", dtype, ("rows", V, N, D)),
+        Parameter("d_x", "scalar* __restrict__", dtype, ("rows", Gi, N, D)),
+        Parameter("d_bias", "float* __restrict__", torch.float32),
+        *numbers("rows"),
+    )
+
+
 @cache
 def _kernel(
     direction: str, parts: Hoisted, heads: int, head_dim: int, dtype: torch.dtype, bias: torch.dtype, device: int
 ) -> LoadedKernel:
     binary = compile_kernel(direction, parts, heads, head_dim, dtype, bias, device_gpu(device))
-    arguments = parameters.hoisted(parts, direction, heads, head_dim, dtype, bias)
-    return load(binary, arguments, device, *block(parts, direction, head_dim), 1, False)
+    taken = parameters(parts, direction, heads, head_dim, dtype, bias)
+    return load(binary, taken, device, *block(parts, direction, head_dim), 1, False)
 
 
 def compile_kernel(
@@ -97,8 +116,8 @@ def prelude(parts: Hoisted, direction: str, heads: int, head_dim: int, dtype: to
         "EXCHANGED_VECTORS": vectors,
     }
     tables = {
-        "INPUT_OF": places(parts.gates, parts.cell.input_gates),
-        "BIAS_OF": places(parts.gates, parts.cell.gates),
+        "INPUT_OF": class_indices(parts.gates, parts.cell.input_gates),
+        "BIAS_OF": class_indices(parts.gates, parts.cell.gates),
     }
     return "\n".join(
         [
@@ -107,7 +126,7 @@ def prelude(parts: Hoisted, direction: str, heads: int, head_dim: int, dtype: to
             '#include "kernels/math.cuh"',
             f"using bias_number = {'float' if bias == torch.float32 else 'scalar'};",
             function,
-            declaration(parameters.hoisted(parts, direction, heads, head_dim, dtype, bias)),
+            declaration(parameters(parts, direction, heads, head_dim, dtype, bias)),
         ]
     )
 

@@ -47,7 +47,7 @@ class LoadedKernel:
         )  # fmt: skip
         self._config = cache(self._make_config)
         self._parameters = parameters
-        self.launch = self.with_known()
+        self.launch = self.bind()
         self._launch, results = driver.cuLaunchKernelEx, driver.CUresult
         self._success, self._no_context = results.CUDA_SUCCESS, results.CUDA_ERROR_INVALID_CONTEXT
         attribute = driver.CUfunction_attribute
@@ -78,18 +78,23 @@ class LoadedKernel:
         return occupancy.max_active_clusters(config, stream=_current_stream(self.device))
 
     def waves(self, groups: int) -> Iterator[tuple[int, int]]:
-        """Yield (first group, number of groups) of each launch. Blocks of a `grid` wait for each other, so each of its
-        launches has only as many groups as are co-resident; otherwise, there is one launch."""
+        """Yield (first group, number of groups) of each launch.
+
+        Blocks of a `grid` wait for each other, so each of its launches has only as many groups as are co-resident;
+        otherwise, there is one launch.
+        """
         wave = self.at_once if self.grid else groups
         return ((first, min(wave, groups - first)) for first in range(0, groups, wave))
 
-    def with_known(self, **arguments: int) -> "Launch":
+    def bind(self, **arguments: int) -> "Launch":
         """Return a launcher in which these arguments, the last ones of the kernel, are bound."""
         return Launch(self, Packed(self._parameters, arguments))
 
     def run(self, groups: int, arguments: int) -> None:
-        """Launch `groups` groups of blocks. `arguments` is the address of an array with the addresses of all
-        arguments."""
+        """Launch `groups` groups of blocks.
+
+        `arguments` is the address of an array with the addresses of all arguments.
+        """
         if current_device() != self.device:
             with torch.cuda.device(self.device):
                 return self.run(groups, arguments)
@@ -102,8 +107,7 @@ class LoadedKernel:
             raise RuntimeError(f"launching {groups} groups of {self.blocks} blocks failed: {error.name}")
 
     def _enter_context(self) -> None:
-        """Make the GPU's context current in a thread that has not used it: autograd's threads, if their memory comes
-        from the cache."""
+        """Make the GPU's context current in a new thread: one of autograd's, if its memory comes from the cache."""
         from cuda.core import Device
 
         Device(self.device).set_current()
@@ -156,8 +160,10 @@ load = cache(LoadedKernel)
 
 
 def _current_stream(device: int):
-    """Return PyTorch's current stream as a cuda-core stream. Not cached, because the default streams of all GPUs have
-    the same handle."""
+    """Return PyTorch's current stream as a cuda-core stream.
+
+    Not cached, because the default streams of all GPUs have the same handle.
+    """
     from cuda.core import Stream
 
     return Stream.from_handle(current_stream(device))

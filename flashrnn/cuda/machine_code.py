@@ -7,8 +7,11 @@ _MMA, _LOAD_LOCAL, _STORE_LOCAL = 0x23C, 0x983, 0x387
 
 
 def spills_between_products(binary: bytes) -> tuple[int, int]:
-    """Return how many instructions load and store spilled registers between the first and the last product of the only
-    kernel in an ELF file. These are in the time loop of a resident kernel, with the products. 0 and 0 for PTX."""
+    """Return how many instructions load and store spilled registers between the first and the last product.
+
+    `binary` is an ELF file with one kernel; for PTX, return 0 and 0. In a resident kernel, these are instructions of
+    the time loop, like the products.
+    """
     operations = _operations(binary) if binary.startswith(b"\x7fELF") else []
     products = [k for k, operation in enumerate(operations) if operation == _MMA]
     between = operations[products[0] : products[-1]] if products else []

@@ -3,12 +3,23 @@
 import torch
 from torch import Tensor
 
-from flashrnn.cuda import parameters
 from flashrnn.cuda.dtype_kernel import DtypeKernel
+from flashrnn.cuda.parameters import Parameter, Parameters, numbers
 
 WORD = 32  # steps
 DTYPE = torch.bfloat16  # the kernel is the same for all dtypes
-KERNEL = DtypeKernel("reset_bits", 128, parameters.reset_bits)
+
+
+def parameters(dtype: torch.dtype) -> Parameters:
+    """Return the parameters of kernels/reset_bits.cuh."""
+    return (
+        Parameter("reset", "const unsigned char* __restrict__", torch.bool, ("B", "T")),
+        Parameter("bits", "u32* __restrict__", torch.int32),
+        *numbers("B", "T", "of_b", "of_t"),
+    )
+
+
+KERNEL = DtypeKernel("reset_bits", 128, parameters)
 
 
 def reset_bits(reset: Tensor) -> Tensor:

@@ -9,13 +9,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from flashrnn.cuda import parameters
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.parameters import declaration
+from flashrnn.cuda.parameters import B, Parameter, Parameters, T, Tensors, declaration, numbers
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import SHORT, KernelSpec
-from flashrnn.cuda.weight_gradient import previous_h, sizes_and_indices
+from flashrnn.cuda.weight_gradient import gradient_rows, previous_h, sizes_and_indices
 from flashrnn.memory_format import aligned
 
 MOST_ROWS = 256  # steps x sequences; beyond, other kernels read less, because their blocks have more units
@@ -25,8 +24,10 @@ THREADS = 32 * _WARPS
 
 
 class ShortGradients:
-    """The gradients of R, b and W after backward passes of a spec. All tensors [B, T, ...] have the same memory
-    format."""
+    """The gradients of R, b and W after backward passes of a spec.
+
+    All tensors [B, T, ...] have the same memory format.
+    """
 
     def __init__(self, spec: KernelSpec, steps: int, time_major: bool, partials: int, device: int) -> None:
         """Compile and load the kernel. `partials` is the number of partial sums of the gradient of b."""
@@ -35,7 +36,7 @@ class ShortGradients:
         self._width = len(cell.input_gates) * N * D
         pairs = len(cell.gates) * N * D // 2
         known = {"B": spec.batch, "T": steps, "row_t": spec.batch if time_major else 1}
-        self._launch = _kernel(spec, device).with_known(**known, partials=partials, pairs=pairs)
+        self._launch = _kernel(spec, device).bind(**known, partials=partials, pairs=pairs)
         self._tiles = N * _tiles(self._R[0] * D, _UNITS) * _tiles(D, _COLUMNS)  # of d_R
         self._of_W, self._of_b = _tiles(self._width, _UNITS), _tiles(pairs, THREADS)
         self._vector = min(16 // spec.dtype.itemsize, D & -D)
@@ -98,10 +99,25 @@ def serves(spec: KernelSpec, steps: int) -> bool:
     return spec.head_dim % 2 == 0 and steps <= max(SHORT) and spec.batch * steps <= MOST_ROWS
 
 
+def parameters(spec: KernelSpec) -> Parameters:
+    """Return the parameters of kernels/short_gradients.cuh."""
+    GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
+    tensors, width = Tensors(spec), len(spec.cell.input_gates) * N * D
+    return (
+        *gradient_rows(spec),
+        tensors.shares("input", "const scalar", B, T, "features"),
+        Parameter("partial", "const float2* __restrict__", torch.float32, ("partials", "pairs", 2)),
+        Parameter("d_R", "Pair* __restrict__", spec.dtype, (GR, N, D, D)),
+        Parameter("d_W", "Pair* __restrict__", spec.dtype, (width, "features")),
+        Parameter("d_b", "void* __restrict__"),
+        *numbers("features", "half_bias", "B", "T", "row_t", "partials", "pairs"),
+    )
+
+
 @cache
 def _kernel(spec: KernelSpec, device: int) -> LoadedKernel:
     shape = THREADS, shared_bytes(spec), 1, False
-    return load(compile_kernel(spec), parameters.short_gradients(spec), device, *shape)
+    return load(compile_kernel(spec), parameters(spec), device, *shape)
 
 
 def shared_bytes(spec: KernelSpec) -> int:
@@ -134,4 +150,4 @@ def prelude(spec: KernelSpec) -> str:
         "SHARED_BYTES_EXPECTED": shared_bytes(spec),
     }
     source = definitions(spec.dtype, sizes | constants, indices)
-    return "\n".join((source, declaration(parameters.short_gradients(spec))))
+    return "\n".join((source, declaration(parameters(spec))))

@@ -7,11 +7,11 @@ from functools import cache
 import torch
 
 from flashrnn.cells import Cell
+from flashrnn.cells.gates import class_indices, constant, recurrent_only, varying
 from flashrnn.cells.printers.cuda import cell_functions, exchanges, head_functions
 from flashrnn.cells.printers.pytorch import torch_function
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.products import constant, places, recurrent_only, varying
 from flashrnn.residual import head_numbers
 
 _SCALAR = {torch.bfloat16: "SCALAR_BF16", torch.float16: "SCALAR_F16", torch.float32: "SCALAR_F32"}
@@ -24,8 +24,11 @@ def cell_prelude(
     early: bool = False,
     of_centred: bool = False,
 ) -> str:
-    """Return the source that all kernels of a cell need. `more`: further constants of this kernel; `scaled`: SCALED in
-    kernels/common.cuh; `early`, `of_centred`: see `head_functions`."""
+    """Return the source that all kernels of a cell need.
+
+    `more`: further constants of this kernel; `scaled`: SCALED in kernels/common.cuh; `early`, `of_centred`: see
+    `head_functions`.
+    """
     cell, variant, found = spec.cell, spec.variant, exchanges(spec.cell, spec.direction)
     reduces, statistics = trace(cell).reduces, trace(cell).statistics
     constants = {
@@ -53,12 +56,12 @@ def cell_prelude(
         **more,
     }
     tables = {
-        "INPUT_OF": places(cell.gates, cell.input_gates),
-        "RECURRENT_OF": places(cell.gates, cell.recurrent_gates),
-        "RECURRENT_ONLY_OF": places(cell.gates, recurrent_only(cell)),
-        "STORED_OF": places(cell.gates, varying(cell)),
-        "CONSTANT_OF": places(cell.gates, constant(cell)),
-        "AFTER_OF": places(cell.states, statistics.after),
+        "INPUT_OF": class_indices(cell.gates, cell.input_gates),
+        "RECURRENT_OF": class_indices(cell.gates, cell.recurrent_gates),
+        "RECURRENT_ONLY_OF": class_indices(cell.gates, recurrent_only(cell)),
+        "STORED_OF": class_indices(cell.gates, varying(cell)),
+        "CONSTANT_OF": class_indices(cell.gates, constant(cell)),
+        "AFTER_OF": class_indices(cell.states, statistics.after),
         "EXCHANGED_WORDS": [one.words for one in found] or [0],
     }
     aux_number = f"using aux_number = {'gate' if variant.aux == torch.float16 else 'float'};"

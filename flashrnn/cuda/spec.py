@@ -80,8 +80,10 @@ def short_steps(steps: int) -> int:
 
 
 def specs_of(problem: Problem) -> Iterator[KernelSpec]:
-    """Yield a spec for each direction that the call needs. The batch size is one, because whether a kernel fits does
-    not depend on it."""
+    """Yield a spec for each direction that the call needs.
+
+    The batch size is one, because whether a kernel fits does not depend on it.
+    """
     sizes = problem.cell, problem.heads, problem.head_dim, 1, problem.dtype, problem.gpu
     variant = Variant(problem.reset, tf32=problem.tf32)
     return (KernelSpec(direction, *sizes, variant) for direction in problem.directions)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from flashrnn import products
-from flashrnn.cuda import parameters
+from flashrnn.cells.gates import class_indices, recurrent_only
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.parameters import declaration
+from flashrnn.cuda.parameters import B, Parameter, Parameters, T, Tensors, counts, declaration, numbers
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.sum_of_partials import sum_of_partials
@@ -68,7 +68,7 @@ class WeightGradient:
         self._partials = k_splits if k_splits > 1 or tiling.blocks == 1 else 0
         self._shape = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim, spec.head_dim
         sizes = {"B": B, "T": T, "row_t": B if time_major else 1, "block_rows": -(-B * T // (k_splits * tiling.blocks))}
-        self._launch, self._groups = kernel.with_known(**sizes), k_splits * tiling.groups
+        self._launch, self._groups = kernel.bind(**sizes), k_splits * tiling.groups
 
     def __call__(self, d_Wx: Tensor, d_u: Tensor, h: Tensor, states: Tensor | None, reset: Tensor | None) -> Tensor:
         """Return d_R, as `products.weight_gradient_of_states` does. With a kernel, the shape of h is ignored."""
@@ -89,6 +89,29 @@ class WeightGradient:
         }
         self._launch(self._groups, arguments)
         return d_R if partial is None else sum_of_partials(partial, h.dtype)
+
+
+def parameters(spec: KernelSpec) -> Parameters:
+    """Return the parameters of kernels/weight_gradient.cuh."""
+    GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
+    return (
+        *gradient_rows(spec),
+        Tensors(spec).writes("partial", "float"),
+        Parameter("d_R", "u32* __restrict__", spec.dtype, (GR, N, D, D)),
+        *numbers("B", "T", "row_t", "block_rows"),
+    )
+
+
+def gradient_rows(spec: KernelSpec) -> Parameters:
+    """Return the parameters for the rows over which d_R is summed: gradients of gates, h, and initial h or null."""
+    tensors, (_, _, GI, _, GU), N, D = Tensors(spec), counts(spec), spec.heads, spec.head_dim
+    return (
+        tensors.shares("d_x", "const scalar", B, T, GI, N, D),
+        tensors.shares("d_u", "const scalar", B, T, GU, N, D),
+        tensors.shares("h", "const scalar", B, T, N, D),
+        tensors.shares("initial", "const scalar", B, N, D),
+        tensors.shares("reset", "const unsigned char", B, T),
+    )
 
 
 def previous_h(h: Tensor, states: Tensor | None, reset: Tensor | None) -> dict[str, Tensor | None]:
@@ -112,7 +135,7 @@ def prepare_weight_gradient(spec: KernelSpec, device: int) -> None:
 def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Tiling]:
     binary, tiling = compile_kernel(spec)
     shape = 32 * tiling.warps, tiling.shared_bytes, tiling.blocks, False
-    return load(binary, parameters.weight_gradient(spec), device, *shape), tiling
+    return load(binary, parameters(spec), device, *shape), tiling
 
 
 def compile_kernel(spec: KernelSpec) -> tuple[Binary, Tiling]:
@@ -133,24 +156,23 @@ def prelude(spec: KernelSpec, tiling: Tiling) -> str:
         "SHARED_BYTES_EXPECTED": tiling.shared_bytes,
     }
     source = definitions(spec.dtype, sizes | constants, indices)
-    return "\n".join((source, declaration(parameters.weight_gradient(spec))))
+    return "\n".join((source, declaration(parameters(spec))))
 
 
 def sizes_and_indices(spec: KernelSpec) -> tuple[dict[str, int], dict]:
-    """Return constants of the cell for kernels of d_R: sizes, and the indices of its recurrent gates in d_Wx and
-    d_u."""
+    """Return constants of the cell for kernels of d_R: sizes, and the indices of its gates in d_Wx and d_u."""
     cell = spec.cell
     sizes = {
         "HEADS": spec.heads,
         "D": spec.head_dim,
         "GR": len(cell.recurrent_gates),
         "GI": len(cell.input_gates),
-        "GU": len(products.recurrent_only(cell)),
+        "GU": len(recurrent_only(cell)),
         "RESET": spec.variant.reset,
         "BIDIRECTIONAL": spec.variant.bidirectional,
     }
     indices = {
-        "INPUT_OF": products.places(cell.recurrent_gates, cell.input_gates),
-        "RECURRENT_ONLY_OF": products.places(cell.recurrent_gates, products.recurrent_only(cell)),
+        "INPUT_OF": class_indices(cell.recurrent_gates, cell.input_gates),
+        "RECURRENT_ONLY_OF": class_indices(cell.recurrent_gates, recurrent_only(cell)),
     }
     return sizes, indices

@@ -11,8 +11,7 @@ from flashrnn._torch_private import current_device, current_stream
 
 
 def zeros(device: int, size: int) -> Tensor:
-    """Return at least `size` zero bytes on a GPU, for kernels on PyTorch's current stream, which must not write to
-    them.
+    """Return at least `size` zero bytes on a GPU, which kernels on PyTorch's current stream only read.
 
     They are cached for later calls. A CUDA graph that is being captured gets its own, which live as long as the graph.
     """
@@ -29,8 +28,10 @@ def _zeros(device: int, size: int) -> Tensor:
 
 
 def read_only_zeros(like: Tensor, *shape: int) -> Tensor:
-    """Return zeros of this shape, with the dtype and device of `like`, which nobody may write to. On a GPU, this avoids
-    a fill, which would take as long as a narrow copy."""
+    """Return zeros of this shape, with the dtype and device of `like`, which nobody may write to.
+
+    On a GPU, this avoids a fill, which would take as long as a narrow copy.
+    """
     if not like.is_cuda:
         return like.new_zeros(shape)
     size = prod(shape) * like.itemsize
@@ -39,8 +40,7 @@ def read_only_zeros(like: Tensor, *shape: int) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _cached_zeros(device: int, stream: int, size: int) -> Tensor:
-    """Return zeros from PyTorch's allocator for one stream, so that the next owner of this memory runs later on that
-    stream.
+    """Return zeros from PyTorch's allocator for one stream, on which the next owner of the memory runs later.
 
     Another thread allocates them: this thread's allocations may go to the memory pool of a CUDA graph that it is about
     to capture, in which nothing may outlive the graph.

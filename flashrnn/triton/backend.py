@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from flashrnn.cells import Cell
+from flashrnn.cells.gates import recurrent_only
 from flashrnn.cells.trace import untraceable
 from flashrnn.memory_format import empty_in_format, in_format
 from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States, aux_gradient, empty_aux, initial_states
-from flashrnn.products import previous_h, recurrent_only, weight_gradient
+from flashrnn.products import previous_h, weight_gradient
 from flashrnn.residual import GateFormat, Residual, empty_gates
 
 HEAD_DIM = 128  # the largest head size that has been tested

@@ -15,13 +15,13 @@ from torch import Tensor
 from triton.language import constexpr
 
 from flashrnn.cells import Cell
+from flashrnn.cells.gates import class_indices, recurrent_only
 from flashrnn.cells.printers.functions import functions
 from flashrnn.cells.printers.triton import cell_functions
 from flashrnn.cells.trace import trace
 from flashrnn.gpu import Gpu, nvidia_gpu
 from flashrnn.memory_format import batch_time_strides
 from flashrnn.problem import making_kernels
-from flashrnn.products import places, recurrent_only
 from flashrnn.residual import residual_dtype
 from flashrnn.triton.kernels import Constants
 
@@ -80,9 +80,9 @@ def kernel_constants(
     names = {"forward": ("cell_forward",), "backward": ("cell_factors", "cell_backward")}[direction]
     only = recurrent_only(cell)
     values = {
-        "INPUT_OF": places(cell.gates, cell.input_gates),
-        "RECURRENT_OF": places(cell.gates, cell.recurrent_gates),
-        "RECURRENT_ONLY_OF": places(cell.gates, only),
+        "INPUT_OF": class_indices(cell.gates, cell.input_gates),
+        "RECURRENT_OF": class_indices(cell.gates, cell.recurrent_gates),
+        "RECURRENT_ONLY_OF": class_indices(cell.gates, only),
         "GATES": len(cell.gates),
         "GI": len(cell.input_gates),
         "GR": len(cell.recurrent_gates),

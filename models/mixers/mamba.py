@@ -45,11 +45,7 @@ class MambaMixer(nn.Module):
             if value < 1:
                 raise ValueError(f"{name}={value} must be positive")
         self.config = MambaConfig(
-            hidden_size=d_model,
-            state_size=state_size,
-            conv_kernel=conv_width,
-            expand=expand,
-            num_hidden_layers=1,
+            hidden_size=d_model, state_size=state_size, conv_kernel=conv_width, expand=expand, num_hidden_layers=1
         )
         self.layer = MambaLayer(self.config, layer_idx=0)
 

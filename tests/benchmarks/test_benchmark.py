@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -25,6 +24,8 @@ from benchmarks.timing import QUICK
 from benchmarks.worker import Worker
 from flashrnn import get_cell
 from scripts import benchmark
+from tests import fresh
+from tests.tiny_runs import environment
 from training.configuration import composed, titles
 
 ROOT = Path(__file__).parents[2]
@@ -161,6 +162,22 @@ class TestResults:
         assert milliseconds(measured(3.0, input_ms={"p50": 0.5})) == 2.5
 
 
+class TestImplementations:
+    @pytest.mark.parametrize(
+        ("names", "files", "error"),
+        [
+            (["cudnn"], (None, None), "peer cudnn: .*cudnn_fp16, cudnn_bf16, cudnn_fp32,"),
+            (["flashrnn_1.0.8"], (None, None), "flashrnn_1.0.8 needs flashrnn_wheel=PATH"),
+            (["all"], ("no.whl", None), "flashrnn_wheel=no.whl "),
+            (["haste_0.5.0"], (None, None), "haste_0.5.0 needs haste_sources=FOLDER"),
+            (["all"], (None, "nowhere"), "haste_sources=nowhere "),
+        ],
+    )
+    def test_unknown_peers_and_missing_files_are_errors(self, names, files, error):
+        with pytest.raises(ValueError, match=f"^{error}"):
+            kernels.implementations(names, *files)
+
+
 class TestMeasure:
     def test_error_is_a_result_and_the_run_continues(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -279,7 +296,7 @@ class TestPyPIFlashRNN:
         assert not lock.exists()
         assert (tmp_path / "built" / "flashrnn-1.0.8-py3-none-any" / "flashrnn" / "__init__.py").exists()
 
-    def test_process_loads_the_package_with_our_device_query(self, peer):
+    def test_process_loads_the_package_with_our_device_query(self, peer, tmp_path):
         code = """if 1:
             import sys, types
             from pathlib import Path
@@ -288,8 +305,7 @@ class TestPyPIFlashRNN:
             gpu = types.SimpleNamespace(multi_processor_count=132, shared_memory_per_block_optin=232448)
             torch.cuda.get_device_properties = lambda device: gpu
             print(pypi_flashrnn.load(Path(sys.argv[1]))(0)["multiProcessorCount"], "flashrnn.op" in sys.modules)"""
-        command = [sys.executable, "-c", code, str(peer._unpack())]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        done = fresh.program(code, str(peer._unpack()), folder=tmp_path, environment=environment())
         assert done.stdout == "132 False\n", done.stderr
 
 
@@ -357,34 +373,12 @@ class TestCommandLine:
         assert "calls, counters" in self.refused(monkeypatch)
         assert "layers" in self.refused(monkeypatch, "lstm")
         assert "files=[FILE" in self.refused(monkeypatch, "figures")
-        assert "'cases'" in self.refused(monkeypatch, "layers", "cases=[x]")
-
-    def test_unknown_case_lists_the_cases(self, monkeypatch):
-        assert re.search("'batch' .*'x'", self.refused(monkeypatch, "kernels", "suite=batch", "case=[x]"))
-
-    def test_missing_wheel_is_an_error(self, monkeypatch, tmp_path):
-        error = self.refused(monkeypatch, "kernels", "peers=[flashrnn_1.0.8]")
-        assert error.startswith("error: flashrnn_1.0.8 ")
-        assert "flashrnn_wheel=PATH" in error
-        missing = tmp_path / "no.whl"
-        assert str(missing) in self.refused(monkeypatch, "kernels", f"flashrnn_wheel={missing}")
-
-    def test_missing_sources_are_an_error(self, monkeypatch, tmp_path):
-        error = self.refused(monkeypatch, "kernels", "peers=haste_0.5.0")
-        assert error.startswith("error: haste_0.5.0 ")
-        assert "haste_sources=FOLDER" in error
-        error = self.refused(monkeypatch, "kernels", f"haste_sources={tmp_path}")
-        assert error.startswith(f"error: haste_sources={tmp_path} ")
 
     @pytest.mark.parametrize("name", ["kernels", "first_call"])
     def test_missing_gpu_is_an_error(self, name, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         error = self.refused(monkeypatch, name)
         assert re.search(r"^error: .*NVIDIA GPU", error)
-
-    def test_unknown_peer_lists_the_peers(self, monkeypatch):
-        error = self.refused(monkeypatch, "kernels", "peers=[cudnn]")
-        assert re.search("^error: .*cudnn: .*cudnn_fp16, cudnn_bf16, cudnn_fp32,", error)
 
     def test_without_a_commit_nothing_is_measured(self, monkeypatch, tmp_path):
         monkeypatch.setattr("training.provenance.commit", lambda: None)
@@ -405,11 +399,6 @@ class TestCommandLine:
         assert tmp_path.joinpath("cpu", "reference_cpu.json").read_text() == "earlier"
         measured = json.loads(tmp_path.joinpath("cpu", "reference_cpu.partial.json").read_text())
         assert (measured["rows"], measured["commit"]) == ([{"ms": 1}], "abc")
-
-    def test_help_does_not_import_torch(self):
-        command = [sys.executable, "-X", "importtime", "-m", "scripts.benchmark", "kernels", "--help"]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        assert not re.search(r"\| +torch$", ended.stderr, re.MULTILINE)
 
     def test_command_measures_a_case_into_the_folder(self, monkeypatch, tmp_path, wheel, capsys):
         monkeypatch.setattr(kernels, "gpu_folder", lambda: "gpu")

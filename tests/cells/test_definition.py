@@ -15,6 +15,7 @@ from flashrnn import Cell, FlashRNN, flashrnn, get_cell, register, registered_ce
 from flashrnn.cells import cell_of_key
 from flashrnn.cells.registry import _REGISTRY
 from flashrnn.cells.trace import trace
+from tests import fresh
 from tests.problems import BUILT_IN, MINIMAL_GATED, PEEPHOLE_LSTM, cell_name
 
 
@@ -261,7 +262,7 @@ def test_cells_of_the_same_name_have_different_keys():
 
 
 @pytest.fixture(scope="module")
-def another_process() -> list[str]:
+def another_process(tmp_path_factory) -> list[str]:
     """Return the output of a process that unpickles two cells twice and then defines two cells."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flashrnn.cells.registry._REGISTRY", dict(_REGISTRY))
@@ -272,7 +273,10 @@ def another_process() -> list[str]:
         "print(a.name, a.float16_states, c.name, a is b); "
         "from tests.cells.test_definition import Cell, step; print(*(Cell(n, step, states=('h',)).key for n in 'ab'))"
     )
-    return subprocess.check_output([sys.executable, "-c", code, pickled.hex()], text=True).splitlines()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return fresh.program(
+        code, pickled.hex(), folder=tmp_path_factory.mktemp("other"), environment=environment
+    ).stdout.splitlines()
 
 
 def test_key_finds_the_same_definition_in_another_process(another_process):

@@ -7,6 +7,7 @@
 #include "standard_library.h"
 
 #define DEVICE inline
+#define UNROLL
 #define __device__
 #define __global__
 #define __launch_bounds__(...)
@@ -111,6 +112,7 @@ inline void to_gate(__half& gate, float x) { gate = __half(finite(x)); }
 template <class S>
 struct PairOf {
   u32 word;
+  void round(float low, float high) { word = pack(low, high); }
   u32 next_split() const { return word; }
   void multiply(float) {}
   float magnitude() const { return 0; }
@@ -118,6 +120,7 @@ struct PairOf {
 template <>
 struct PairOf<float> {
   float low, high;
+  void round(float new_low, float new_high) { low = new_low, high = new_high; }
   u32 next_split() {
     u32 word = pack(low, high);
     float2 rounded = unpack(word);

@@ -19,13 +19,12 @@ import numpy as np
 import torch
 
 from flashrnn.cache import cache_folder
-from flashrnn.cuda import parameters
 from flashrnn.cuda.arguments import Argument, check
 from flashrnn.cuda.build import SOURCES
 from flashrnn.cuda.dtype_kernel import DtypeKernel
 from flashrnn.cuda.parameters import Parameters
 from flashrnn.cuda.resident import single_step
-from flashrnn.cuda.short_gradients import THREADS, prelude, shared_bytes
+from flashrnn.cuda.short_gradients import THREADS, parameters, prelude, shared_bytes
 from flashrnn.cuda.spec import KernelSpec
 from tests.cells.test_cuda import HOST
 
@@ -128,7 +127,7 @@ class HostKernel:
     def waves(self, groups: int) -> Iterator[tuple[int, int]]:
         return iter([(0, groups)])
 
-    def with_known(self, **known: int) -> Callable[[int, Mapping[str, Argument]], None]:
+    def bind(self, **known: int) -> Callable[[int, Mapping[str, Argument]], None]:
         return lambda groups, arguments: self.launch(groups, {**arguments, **known})
 
     def launch(self, groups: int, by_name: Mapping[str, Argument]) -> None:
@@ -170,14 +169,14 @@ def loaded_on_host(kernel: DtypeKernel, dtype: torch.dtype, device: int) -> Host
 def short_gradients_on_host(spec: KernelSpec, device: int) -> HostKernel:
     """Return a kernel on the processor, in place of `short_gradients._kernel`."""
     library = compile_for_host("flashrnn_short_gradients", prelude(spec), "kernels/short_gradients.cuh")
-    return HostKernel(library, parameters.short_gradients(spec), 1, THREADS, shared_bytes(spec))
+    return HostKernel(library, parameters(spec), 1, THREADS, shared_bytes(spec))
 
 
 @cache
 def single_step_on_host(spec: KernelSpec, device: int) -> HostKernel:
     """Return a kernel on the processor, in place of `single_step._kernel`."""
     library = compile_for_host("flashrnn_single_step", single_step.prelude(spec), "resident/kernels/single_step.cuh")
-    return HostKernel(library, parameters.single_step(spec), 1, single_step.THREADS, 0)
+    return HostKernel(library, single_step.parameters(spec), 1, single_step.THREADS, 0)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from flashrnn import FlashRNN, sequences
+from flashrnn import FlashRNN, padded_rows
 from flashrnn.cuda import dtype_kernel
 from flashrnn.cuda.gather_rows import gather_rows, serves
 from tests.cuda.host_kernel import loaded_on_host
@@ -42,5 +42,5 @@ def test_packed_sequences_are_copied_by_it(monkeypatch):
 
     expected = results()
     monkeypatch.setattr(dtype_kernel, "loaded", loaded_on_host)
-    monkeypatch.setattr(sequences, "_by_kernel", serves)
+    monkeypatch.setattr(padded_rows, "_by_kernel", serves)
     torch.testing.assert_close(results(), expected)

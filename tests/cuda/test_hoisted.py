@@ -8,7 +8,7 @@ import torch
 
 from flashrnn import eager, flashrnn, functional, get_cell, hoisting
 from flashrnn.cells.hoisting import hoisted as in_two
-from flashrnn.cuda import hoisted, parameters
+from flashrnn.cuda import hoisted
 from flashrnn.residual import residual_dtype
 from tests.cells.test_hoisting import LAYERNORM_LSTM, first_part
 from tests.cuda.host_kernel import HostKernel, compile_for_host
@@ -23,7 +23,7 @@ def on_host(monkeypatch):
         given = parts, direction, heads, head_dim, dtype, bias
         library = compile_for_host("flashrnn_hoisted", hoisted.prelude(*given), "kernels/hoisted.cuh")
         threads, shared = hoisted.block(*given[:2], head_dim)
-        return HostKernel(library, parameters.hoisted(*given), 1, threads, shared, at_once=3)
+        return HostKernel(library, hoisted.parameters(*given), 1, threads, shared, at_once=3)
 
     monkeypatch.setattr(hoisted, "_kernel", kernel)
     monkeypatch.setattr(hoisted, "sum_of_partials", lambda partial, dtype: partial.sum(0).to(dtype))

@@ -47,7 +47,7 @@ def test_forward_in_training_loads_the_kernel_of_its_backward(monkeypatch, D):
     def load(binary: Binary, *_) -> SimpleNamespace:
         if binary.entry == "backward":
             raise KernelUnavailable("no room for the backward")
-        return SimpleNamespace(waves=lambda groups: [(0, groups)], at_once=132, with_known=lambda **known: None)
+        return SimpleNamespace(waves=lambda groups: [(0, groups)], at_once=132, bind=lambda **known: None)
 
     def choose(spec: KernelSpec) -> tuple[Binary, Tiling]:
         return Binary(b"", spec.direction, 32, 0, Path()), next(solver.tilings(spec))

@@ -7,7 +7,8 @@ import torch
 
 from flashrnn import get_cell
 from flashrnn.cuda.arguments import Argument, Packed, check
-from flashrnn.cuda.parameters import Parameter, declaration, fused
+from flashrnn.cuda.parameters import Parameter, declaration
+from flashrnn.cuda.resident.parameters import fused
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
 

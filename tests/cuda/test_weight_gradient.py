@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from flashrnn import get_cell, products
-from flashrnn.cuda import dtype_kernel, parameters, sum_of_partials
+from flashrnn.cells.gates import recurrent_only
+from flashrnn.cuda import dtype_kernel, sum_of_partials
 from flashrnn.cuda import weight_gradient as module
 from flashrnn.cuda.spec import KernelSpec, Variant
-from flashrnn.cuda.weight_gradient import Tiling, WeightGradient, compile_kernel, prelude
+from flashrnn.cuda.weight_gradient import Tiling, WeightGradient, compile_kernel, parameters, prelude
 from flashrnn.gpu import Gpu, named_gpu
 from flashrnn.memory_format import empty_in_format
 from tests.cuda.host_kernel import HostKernel, compile_for_host, loaded_on_host
@@ -32,7 +33,7 @@ def on_host(monkeypatch):
             entry, header = "flashrnn_weight_gradient", "kernels/weight_gradient.cuh"
             library = compile_for_host(entry, prelude(spec, tiling), header)
             shape = tiling.blocks, 32 * tiling.warps, tiling.shared_bytes
-            return HostKernel(library, parameters.weight_gradient(spec), *shape), tiling
+            return HostKernel(library, parameters(spec), *shape), tiling
 
         monkeypatch.setattr(module, "_kernel", kernel)
         monkeypatch.setattr(dtype_kernel, "loaded", loaded_on_host)
@@ -85,7 +86,7 @@ def random_operands(case: Case, dtype: torch.dtype, states: bool) -> tuple[torch
     cell, B, T, N, D = case[:5]
     torch.manual_seed(0)
     h = torch.randn(T, B, N, D).transpose(0, 1) if case.time_major else torch.randn(B, T, N, D)
-    gates = len(cell.input_gates), len(products.recurrent_only(cell))
+    gates = len(cell.input_gates), len(recurrent_only(cell))
     d_Wx, d_u = (empty_in_format(h, n, N, D).normal_() for n in gates)
     h, d_Wx, d_u = h.to(dtype), d_Wx.to(dtype), d_u.to(dtype)
     initial = torch.randn(len(cell.states), B, N, D).to(dtype).float() if states else None

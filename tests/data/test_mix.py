@@ -81,8 +81,7 @@ def test_small_source_is_repeated_in_another_order(make):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"num_workers": 2}, STREAMED, pytest.param({**STREAMED, "num_workers": 2}, marks=pytest.mark.slow)],
+    "options", [{}, {"num_workers": 2}, STREAMED, pytest.param({**STREAMED, "num_workers": 2}, marks=pytest.mark.slow)]
 )
 def test_resumed_training_sees_the_same_batches(make, fit, tmp_path, options):
     uninterrupted = fit(make(**options), max_steps=9)

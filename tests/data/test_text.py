@@ -197,7 +197,7 @@ def test_order_is_independent_of_workers(make):
     assert len(batches[0]) == len(make().train_data) // 4
 
 
-@pytest.mark.parametrize(("behind_the_epoch", "num_workers"), [(-2, 2), (0, 0), (1, 2)])
+@pytest.mark.parametrize(("behind_the_epoch", "num_workers"), [(-2, 2), (0, 0), (1, 0)])
 def test_resumed_training_sees_the_same_batches(make, fit, tmp_path, behind_the_epoch, num_workers):
     arguments = {"batch_size": 25, "num_workers": num_workers}
     per_epoch = len(make(**arguments).train_dataloader())
@@ -287,11 +287,7 @@ class TestStreaming:
             changed.load_state_dict(state)
 
     @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ({}, "max_val_blocks"),
-            ({"max_val_blocks": 5, "max_bytes": 100}, "max_bytes=100"),
-        ],
+        ("arguments", "message"), [({}, "max_val_blocks"), ({"max_val_blocks": 5, "max_bytes": 100}, "max_bytes=100")]
     )
     def test_wrong_arguments_are_an_error(self, arguments, message):
         with pytest.raises(ValueError, match=message):

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from functools import cache
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -32,17 +31,14 @@ def keys(config: DictConfig, above: str = ""):
             yield above + key
 
 
-reference = cache(config_reference.reference)
-
-
-@pytest.mark.parametrize("file", sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml")))
-def test_configuration_reference_lists_all_keys(file):
-    path = CONFIGS / file
-    is_global = path.parent == CONFIGS or "@package _global_" in path.read_text()
-    prefix = "" if is_global else f"{path.parent.name}."
-    title = f"## {file}" if path.parent == CONFIGS else f"### {path.parent.name}={path.stem}"
-    section = f"\n{reference()}".partition(f"\n{title}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
-    config = OmegaConf.load(path)
-    config.pop("hydra", None)
-    for key in keys(config):
-        assert f"| `{prefix}{key}` |" in section
+def test_configuration_reference_lists_all_keys():
+    reference = f"\n{config_reference.reference()}"
+    for path in CONFIGS.rglob("*.yaml"):
+        is_global = path.parent == CONFIGS or "@package _global_" in path.read_text()
+        prefix = "" if is_global else f"{path.parent.name}."
+        title = f"## {path.name}" if path.parent == CONFIGS else f"### {path.parent.name}={path.stem}"
+        section = reference.partition(f"\n{title}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
+        config = OmegaConf.load(path)
+        config.pop("hydra", None)
+        for key in keys(config):
+            assert f"| `{prefix}{key}` |" in section, path

@@ -3,11 +3,8 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,14 +15,11 @@ from flashrnn.__main__ import main
 from flashrnn.gpu import device_gpu, named_gpu
 from flashrnn.problem import Gradients, States
 from flashrnn.reference import Reference
-
-ROOT = Path(__file__).parents[2]
+from tests import fresh
 
 
 def test_doctor_on_this_machine(tmp_path):
-    command = [sys.executable, "-m", "flashrnn", "doctor"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = fresh.run(["flashrnn", "doctor"], tmp_path, {**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     said = {line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in done.stdout.splitlines()}
     assert said["torch"].startswith(torch.__version__)

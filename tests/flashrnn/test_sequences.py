@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from flashrnn import Cell, FlashRNN, dispatch, flashrnn, get_cell, sequences
+from flashrnn import Cell, FlashRNN, dispatch, flashrnn, get_cell
+from flashrnn.documents import Documents, _read, _rows_of_documents
 from flashrnn.reference import Reference
-from flashrnn.sequences import Documents, _rows_of_documents
 from tests.flashrnn.networks import results
 from tests.problems import random_inputs
 from tests.tolerances import assert_close
@@ -153,8 +153,8 @@ def test_padding_of_a_cell_without_gradient_at_zero_does_not_reach_weights():
 
 def test_cu_seqlens_are_read_once_until_they_change(monkeypatch):
     """Reading them from a GPU would wait for the GPU."""
-    reads, read = [], sequences._read
-    monkeypatch.setattr(sequences, "_read", lambda *args: reads.append(1) or read(*args))
+    reads = []
+    monkeypatch.setattr("flashrnn.documents._read", lambda *args: reads.append(1) or _read(*args))
     rnn, x = FlashRNN(5, 6, function="gru", dtype=torch.float64), randn(8, 1, 5)
     cu_seqlens, other = torch.tensor([0, 2, 4, 8]), torch.tensor([0, 4, 6, 8])
     first = rnn(x, cu_seqlens=cu_seqlens)[0]

@@ -33,8 +33,7 @@ def double(x):
     return x.to(torch.float64)
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("dtype", "training"), [(torch.float32, True), (torch.float64, False)], ids=str)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_values_and_gradients_agree(samples, network, dtype, training):
     found = samples(network, dtype, training)

@@ -60,7 +60,7 @@ def test_training_call_compiles_nothing_after_warmup(compiled, monkeypatch, step
     assert ("flashrnn_concurrent_gradient" in compiled) is not bidirectional
     forget()
     compiled.clear()
-    loaded = SimpleNamespace(at_once=1000, waves=lambda groups: [(0, groups)], with_known=lambda **_: None)
+    loaded = SimpleNamespace(at_once=1000, waves=lambda groups: [(0, groups)], bind=lambda **_: None)
     monkeypatch.setattr(backend, "device_gpu", lambda index: H100)
     for module in (backend, weight_gradient, short_gradients):
         monkeypatch.setattr(module, "load", lambda *_, **__: loaded)

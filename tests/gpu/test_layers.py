@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-from flashrnn import FlashRNN, concurrent_layers, cuda_layer, cudnn, directions, eager_layer, flat_weights, sequences
+from flashrnn import FlashRNN, concurrent_layers, cuda_layer, cudnn, directions, documents, eager_layer, flat_weights
 from flashrnn.cuda.resident import layers
 from tests.flashrnn.networks import results
 from tests.tolerances import assert_close
@@ -243,8 +243,8 @@ def test_cudnn_is_selected_if_faster(taken):
 
 @pytest.mark.parametrize(("on_cpu", "bidirectional"), [(False, False), (False, True), (True, False)])
 def test_documents_run_in_parallel(on_cpu, bidirectional, monkeypatch):
-    steps, of_mask = [], sequences.Whole
-    monkeypatch.setattr(sequences, "Whole", lambda *args: steps.append(1) or of_mask(*args))
+    steps, of_mask = [], documents.Whole
+    monkeypatch.setattr(documents, "Whole", lambda *args: steps.append(1) or of_mask(*args))
     torch.manual_seed(0)
     network = FlashRNN(64, 64, function="gru", bidirectional=bidirectional, device="cuda")
     x, cu_seqlens = torch.randn(40, 1, 64, device="cuda"), torch.tensor([0, 7, 7, 20, 33, 40])

@@ -12,6 +12,7 @@ import torch
 from lightning import Callback
 from omegaconf import OmegaConf
 
+from data import tokenization
 from scripts.train import train
 from tests.tiny_runs import evaluate, losses, metrics
 from training import checkpoint
@@ -103,23 +104,23 @@ def test_resumed_run_may_accumulate(tiny_config, experiment, accumulated):
     size, changes = 4, ["data.batch_size=4", "data.context_length=64"] if experiment == "text_tiny" else []
     first = tiny_config(experiment, *changes, "trainer.max_steps=3", "schedule.total_steps=40", run="first")
     train(first)
-    more = [f"global_batch_size={size * accumulated}", "trainer.max_steps=30", f"ckpt_path={first.run_dir}"]
+    more = [f"global_batch_size={size * accumulated}", "trainer.max_steps=18", f"ckpt_path={first.run_dir}"]
     config = tiny_config(experiment, *changes, *more, "schedule.total_steps=40", run="second")
     config.callbacks = {"positions": {"_target_": f"{__name__}.Positions"}}
     Positions.of_steps.clear()
     train(config)
-    assert len(Positions.of_steps) == 27
+    assert len(Positions.of_steps) == 15
     assert {after - before for before, after in itertools.pairwise(Positions.of_steps)} == {size * accumulated}
 
 
 def test_validation_steps_do_not_depend_on_accumulation(tiny_config):
-    options = ["val_every=10", "schedule.total_steps=40"]
-    first = tiny_config("parity", *options, "global_batch_size=12", "trainer.max_steps=10", run="first")
+    options = ["val_every=4", "schedule.total_steps=40"]
+    first = tiny_config("parity", *options, "global_batch_size=12", "trainer.max_steps=4", run="first")
     train(first)
-    more = ["global_batch_size=16", "trainer.max_steps=40", f"ckpt_path={first.run_dir}"]
+    more = ["global_batch_size=16", "trainer.max_steps=16", f"ckpt_path={first.run_dir}"]
     second = tiny_config("parity", *options, *more, run="second")
     train(second)
-    assert [int(row["step"]) for row in metrics(Path(second.run_dir)) if row["val/loss"]] == [19, 29, 39]
+    assert [int(row["step"]) for row in metrics(Path(second.run_dir)) if row["val/loss"]] == [7, 11, 15]
 
 
 class Stop(Callback):
@@ -337,10 +338,7 @@ def test_vocabulary_smaller_than_the_data_is_an_error(tiny_config):
 )
 def test_mistakes_are_errors_with_one_line(tiny_config, monkeypatch, override, message):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    with (
-        pytest.raises(SystemExit, match=f"^error: .*{message}.*\n.*HYDRA_FULL_ERROR=1.*$"),
-        one_line_errors(),
-    ):
+    with pytest.raises(SystemExit, match=f"^error: .*{message}.*\n.*HYDRA_FULL_ERROR=1.*$"), one_line_errors():
         train(tiny_config("parity", override))
 
 
@@ -426,11 +424,10 @@ def test_resumed_run_keeps_its_wandb_run(tiny_config):
 
 def test_changed_tokenizer_folder_does_not_affect_a_run(tiny_config, tmp_path):
     """Resuming and evaluation read the copy in the folder of the run."""
-    trained = []
-    for size in (300, 280):
-        config = tiny_config("text_tiny", f"data.tokenizer=bpe:{size}", run=f"bpe_{size}")
-        train(config)
-        trained.append(Path(config.run_dir) / "tokenizer")
+    trained = [tmp_path / f"bpe_{size}" for size in (300, 280)]
+    texts = [file.read_text() for file in tmp_path.glob("texts/*.txt")]
+    for folder, size in zip(trained, (300, 280), strict=True):
+        tokenization.train(texts, size).save_pretrained(folder)
     named = shutil.copytree(trained[0], tmp_path / "named")
     config = tiny_config("text_tiny", f"data.tokenizer={named}", "schedule.total_steps=20", run="first")
     result = train(config)
@@ -445,7 +442,7 @@ def test_changed_tokenizer_folder_does_not_affect_a_run(tiny_config, tmp_path):
 
 def test_resumed_run_prepares_its_tokens_once(tiny_config, tmp_path):
     """The cache key does not depend on where and when the run's copy of the tokenizer was written."""
-    for step in (4, 6, 8):
+    for step in (4, 6):
         resume = [f"ckpt_path={tmp_path}/outputs/text_tiny/run"] if step > 4 else []
         train(tiny_config("text_tiny", "schedule.total_steps=20", f"trainer.max_steps={step}", *resume))
         (prepared,) = tmp_path.glob("corpora/*/manifest.json")
@@ -471,10 +468,7 @@ def test_options_of_pytorch_and_lightning(tiny_config):
 def test_callback_that_monitors_an_unknown_value_is_an_error(tiny_config, monkeypatch):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     stop = "+callbacks.stop={_target_:lightning.pytorch.callbacks.EarlyStopping,monitor:val/nothing}"
-    with (
-        pytest.raises(SystemExit, match=r"`val/nothing` .*`val/loss`"),
-        one_line_errors(),
-    ):
+    with pytest.raises(SystemExit, match=r"`val/nothing` .*`val/loss`"), one_line_errors():
         train(tiny_config("parity", stop))
 
 

@@ -21,6 +21,7 @@ STATEFUL = [
     "data.val_fraction=0.1",
     "model.d_model=16",
 ]
+FEW = ["data.max_val_blocks=32"]  # validation blocks
 MODELS = {
     "lstm": [],
     "slstm": ["model=slstm", "model.mixer.conv_width=2"],
@@ -68,7 +69,8 @@ def test_lane_is_read_as_one_sequence(model, tiny_config):
 def test_accumulated_batches_have_their_own_lanes(model, tiny_config):
     """A step with two batches of 2 equals a step with one batch of 4."""
     configs = [
-        tiny_config("text_tiny", *STATEFUL, *SMOOTH, *MODELS[model], *more, run=f"{len(more)}") for more in ([], PARTS)
+        tiny_config("text_tiny", *STATEFUL, *FEW, *SMOOTH, *MODELS[model], *more, run=f"{len(more)}")
+        for more in ([], PARTS)
     ]
     for config in configs:
         train(config)
@@ -79,7 +81,7 @@ def test_accumulated_batches_have_their_own_lanes(model, tiny_config):
 @pytest.mark.parametrize("model", ["lstm", pytest.param("hybrid", marks=pytest.mark.slow)])
 def test_run_is_resumed_exactly_with_its_states(model, tiny_config):
     """Within lanes, also with another accumulation. Without the states, the losses differ."""
-    arguments = [*STATEFUL, *MODELS[model], *PARTS]
+    arguments = [*STATEFUL, *FEW, *MODELS[model], *PARTS]
     whole = tiny_config("text_tiny", *arguments, "checkpoint.every_n_train_steps=3", "checkpoint.save_top_k=-1")
     train(whole)
     file = Path(whole.run_dir) / "checkpoints" / "step_3.ckpt"
@@ -123,7 +125,7 @@ def test_lanes_of_two_processes_equal_those_of_one(strategy, tiny_config, tmp_pa
 
 
 def test_resuming_with_other_lanes_is_an_error(tiny_config):
-    first = tiny_config("text_tiny", *STATEFUL, run="first")
+    first = tiny_config("text_tiny", *STATEFUL, *FEW, run="first")
     train(first)
     more = [f"ckpt_path={first.run_dir}", "trainer.max_steps=9"]
     for other, message in (("data.batch_size=8", "4 lanes.* 8"), ("data.stateful=false", r"data\.stateful=False")):

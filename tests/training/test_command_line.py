@@ -3,7 +3,8 @@
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from training.command_line import literal, one_line_errors, options_first, quoted, unquoted
+from training.arguments import literal, options_first, quoted, unquoted
+from training.command_line import one_line_errors
 
 
 def values(*arguments, **keys):

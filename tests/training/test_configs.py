@@ -18,7 +18,7 @@ from models.mixers import RNNMixer
 from tests.tiny_runs import config
 from training.command_line import one_line_errors
 from training.config_checks import check, check_buildable, check_trainer
-from training.configuration import CONFIGS, accumulate, check_kinds, given_and_usual
+from training.configuration import CONFIGS, accumulate, check_overrides
 from training.sweep import check_sweep
 
 OF_FLA = ("deltaproduct", "gated_deltanet")
@@ -38,13 +38,13 @@ def options(group):
 )
 def test_error_of_a_wrong_type_names_the_key(override, message):
     with pytest.raises(ValueError, match=message):
-        check_kinds(*given_and_usual(["model=gru", override], groups=("model",)))
+        check_overrides(["model=gru", override], groups=("model",))
 
 
 def test_valid_values_are_accepted():
     allowed = ["seed=1", "optim.lr=1", "compile=true", "data.eval_lengths=[1,9]", "trainer.devices=auto"]
     allowed += ["data.eval_lengths=9", "threads=2", "optim.lr=null", "+mine.key=word", "~optim.lr", "data.seed=${seed}"]
-    check_kinds(*given_and_usual(["model=gru", *allowed], groups=("model",)))
+    check_overrides(["model=gru", *allowed], groups=("model",))
 
 
 @pytest.mark.parametrize(
@@ -258,10 +258,7 @@ def test_missing_data_source_is_an_error(data):
 def test_one_line_errors(monkeypatch):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     composed = config("model.mixer.function=lsmt", "model.vocab_size=2", "run_dir=.")
-    with (
-        pytest.raises(SystemExit, match=r"^error: .*'lsmt'.*lstm.*\n.HYDRA_FULL_ERROR=1"),
-        one_line_errors(),
-    ):
+    with pytest.raises(SystemExit, match=r"^error: .*'lsmt'.*lstm.*\n.HYDRA_FULL_ERROR=1"), one_line_errors():
         instantiate(composed.model)
     with pytest.raises(SystemExit, match=r"^error: No module named 's3fs'"), one_line_errors():
         raise ModuleNotFoundError("No module named 's3fs'")

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from torch.utils.data import Dataset
 
 from data.module import ResumableDataModule
 from data.text import Text
+from tests.tiny_runs import run
 from training.command_line import one_line_errors
 
 
@@ -52,11 +52,9 @@ def test_error_names_the_damaged_file(tmp_path):
 
 
 def test_program_ends_after_an_error_in_a_worker(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, tmp_path], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 1
-    check_message(done.stderr)
+    ended = run(__name__, tmp_path, folder=tmp_path)
+    assert ended.returncode == 1
+    check_message(ended.stderr)
 
 
 @pytest.mark.slow  # PyTorch checks for dead workers every five seconds

@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,22 +17,21 @@ from training import checkpoint
 from training.export import export
 from training.lightning_module import TrainingModule
 
-HYBRID = ["model=hybrid", "model.num_blocks=2", "model.pattern=[slstm,window]"]
-
 
 @pytest.fixture
-def run(request, tiny_config):
-    """Return folder, result and config of a tiny run with the overrides of the test's parameters."""
-    config = tiny_config("text_tiny", *getattr(request, "param", []))
-    return config.run_dir, train(config), config
+def run(trained, tmp_path, monkeypatch):
+    """Return the folder and the result of a copy of a tiny run, and its config, in the working folder of the run."""
+    config, result = trained
+    monkeypatch.chdir(Path(config.run_dir).parents[2])
+    return shutil.copytree(config.run_dir, tmp_path / "run"), result, config
 
 
-@pytest.mark.parametrize("run", [[], HYBRID], indirect=True, ids=["lstm", "hybrid"])
-def test_exported_logits_and_tokenizer_equal_the_run(run, tmp_path):
-    folder, _, config = run
-    export(folder, tmp_path / "out")
+def test_exported_logits_and_tokenizer_equal_the_run(tiny_config, tmp_path):
+    config = tiny_config("text_tiny", "model=hybrid", "model.num_blocks=2", "model.pattern=[slstm,window]")
+    train(config)
+    export(config.run_dir, tmp_path / "out")
     trained = TrainingModule(instantiate(config.model))
-    trained.load_state_dict(checkpoint.load(checkpoint.find(folder))["state_dict"])
+    trained.load_state_dict(checkpoint.load(checkpoint.find(config.run_dir))["state_dict"])
     ids = torch.arange(12).view(2, 6)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert torch.equal(loaded(ids).logits, trained.eval().model(ids))
@@ -53,11 +53,12 @@ def test_exported_model_has_the_evaluation_of_the_run(trained, tmp_path, monkeyp
     assert len(list(Path("corpora").glob("*/"))) == 1
 
 
-def test_exported_tokenizer_does_not_depend_on_the_corpus(run, change_texts, tmp_path):
-    folder, _, _ = run
-    export(folder, tmp_path / "before")
+def test_exported_tokenizer_does_not_depend_on_the_corpus(tiny_config, change_texts, tmp_path):
+    config = tiny_config("text_tiny")
+    train(config)
+    export(config.run_dir, tmp_path / "before")
     change_texts()
-    export(folder, tmp_path / "out")
+    export(config.run_dir, tmp_path / "out")
     saved = (tmp_path / "out/tokenizer.json").read_text()
     assert saved == (tmp_path / "before/tokenizer.json").read_text()
     evaluate(str(tmp_path / "out"), "data.cache_dir=other")

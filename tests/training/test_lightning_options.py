@@ -13,7 +13,7 @@ from scripts.train import train
 from tests.tiny_runs import evaluate, losses, metrics
 from training import checkpoint
 from training.averaging import MovingAverage
-from training.command_line import prepare_process
+from training.process import prepare_process
 
 KEEP = ["checkpoint.every_n_train_steps=3", "checkpoint.save_top_k=-1"]
 

@@ -35,3 +35,8 @@ def test_untracked_code_is_a_change(checkout):
     (checkout / "models").mkdir()
     (checkout / "models" / "my_cell.py").touch()
     assert provenance.commit() == f"{commit}-dirty"
+
+
+def test_short_commit_keeps_the_dirty_mark():
+    assert provenance.short("a" * 40) == "a" * 12
+    assert provenance.short("a" * 40 + "-dirty") == "a" * 12 + "-dirty"

@@ -5,7 +5,6 @@ import runpy
 import pytest
 import torch
 
-from tests.tiny_runs import run_anew
 from training import checkpoint
 from training.export import export
 from training.text_generation import generate
@@ -93,11 +92,3 @@ def test_prompt_on_the_command_line_is_not_parsed(run, monkeypatch, capsys):
     printed = capsys.readouterr()
     assert printed.out.startswith(prompt)
     assert "(5 tokens: " in printed.err
-
-
-@pytest.mark.parametrize("module", ["scripts.generate", "scripts.export"])
-def test_help_shows_all_keys(module, tmp_path):
-    helped = run_anew(module, "--help", folder=tmp_path)
-    assert helped.returncode == 0
-    assert f"python -m {module} ckpt=PATH" in helped.stdout
-    assert "ckpt: ???  # a run folder" in helped.stdout

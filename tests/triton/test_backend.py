@@ -30,7 +30,7 @@ def reason(**changes) -> str | None:
 
 # Few steps, because the interpreter takes 5 to 10 ms per step.
 CASES = [
-    *(Case(cell, B=3, T=6, D=20, reset=True) for cell in CELLS),
+    *(Case(cell, B=3, T=4, D=20, reset=True) for cell in CELLS),
     Case(get_cell("slstm"), B=3, T=3, N=1, D=64),
     *(Case(cell, B=2, T=3, N=1, D=20, reset=True) for cell in NORMALISED[1:]),  # with padded units
     pytest.param(Case(NORMALISED[0], B=2, T=3, N=1, D=20, reset=True), marks=pytest.mark.slow),

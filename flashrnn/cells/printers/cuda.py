@@ -88,8 +88,8 @@ def head_functions(cell: Cell, early: bool = False, of_centred: bool = False) ->
     `early`: `cells_forward_early` and `cells_backward_early` compute what depends neither on `late` nor on the states
     before the step. Their results, `early`, are arguments of the two functions, and known when `late` has been called.
 
-    `of_centred`: the recurrent gates of `cells_forward` are centred, and `late` also provides their mean square
-    (`cells.centring`).
+    `of_centred`: the recurrent gates of `cells_forward` are centred, and their mean square follows the gates
+    (`cells.centring`); `late` provides it too.
     """
     texts = []
     for direction, late in late_inputs(cell).items():
@@ -132,7 +132,7 @@ def _of_head(cell: Cell, direction: str, of_centred: bool = False) -> Function:
         step = whole.extract({name: whole.outputs[name] for group in outputs.values() for name in group})
         inputs = forward.inputs
         if of_centred:
-            step, inputs = centred(cell, step), {**inputs, "recurrent": (MEAN_SQUARE,)}
+            step, inputs = centred(cell, step), {**inputs, "g": (*cell.gates, MEAN_SQUARE)}
         return Function("cells_forward", step, inputs, outputs)
     needed = statistics.names[: statistics.needed]
     after = tuple(f"after_{state}" for state in statistics.after)

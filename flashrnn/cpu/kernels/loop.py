@@ -160,8 +160,10 @@ def add_product(z, out, a, row_step, step, w, w_step, rows, depth):
 
 @function
 def add_product_of_rows(z, out, a, row_step, w, rows, depth):
-    """out [rows, width] += a [rows, depth] @ w [depth, width]; for rows.py, w is transposed. Rows of a are row_step
-    apart."""
+    """out [rows, width] += a [rows, depth] @ w [depth, width]; for rows.py, w is transposed.
+
+    Rows of a are row_step apart.
+    """
     call(z.multiply, (out, a, intp(row_step), z.step, w, z.row, intp(rows), intp(depth)))
 
 

@@ -15,10 +15,8 @@ def _tile(rows, vectors):
             out, a, row_step, step, w, w_step, depth = values
             width = w_step.type(WIDTH)
             vector, aligned, together = ir.VectorType(a.type.pointee, LANES), real.bitwidth // 8, ("contract",)
-            undefined, first = (
-                ir.Constant(vector, ir.Undefined),
-                ir.Constant(ir.VectorType(ir.IntType(32), LANES), None),
-            )
+            undefined = ir.Constant(vector, ir.Undefined)
+            first = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
 
             def broadcast(r, d):
                 """Return a vector filled with a[r, d]."""

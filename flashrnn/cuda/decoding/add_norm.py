@@ -35,12 +35,11 @@ def load_add_norm(heads: int, head_dim: int, dtype: torch.dtype, device: int) ->
 
 def compile_add_norm(heads: int, head_dim: int, dtype: torch.dtype, arch: str) -> Binary:
     """Return the kernel compiled for an architecture."""
-    made_for = f"rows of {heads} x {head_dim}, {dtype}"
-    printed = source(heads, head_dim, dtype)
-    return build(printed, "decoding/kernels/add_norm.cuh", "flashrnn_add_norm", arch, made_for)
+    source, made_for = prelude(heads, head_dim, dtype), f"rows of {heads} x {head_dim}, {dtype}"
+    return build(source, "decoding/kernels/add_norm.cuh", "flashrnn_add_norm", arch, made_for)
 
 
-def source(heads: int, head_dim: int, dtype: torch.dtype) -> str:
+def prelude(heads: int, head_dim: int, dtype: torch.dtype) -> str:
     """Return the printed source before kernels/add_norm.cuh."""
     constants = {"HEADS": heads, "D": head_dim, "WARPS": WARPS}
     return "\n".join((definitions(dtype, constants, {}), declaration(parameters(dtype, heads * head_dim))))

@@ -54,10 +54,10 @@ def elements_for(classes: int) -> int:
 def compile_choose(elements: int, dtype: torch.dtype, arch: str) -> Binary:
     """Return the kernel compiled for an architecture."""
     made_for = f"{elements} classes of a thread, {dtype}"
-    return build(source(elements, dtype), "decoding/kernels/choose.cuh", "flashrnn_choose", arch, made_for)
+    return build(prelude(elements, dtype), "decoding/kernels/choose.cuh", "flashrnn_choose", arch, made_for)
 
 
-def source(elements: int, dtype: torch.dtype) -> str:
+def prelude(elements: int, dtype: torch.dtype) -> str:
     """Return the printed source before kernels/choose.cuh."""
     constants = {"ELEMENTS": elements, "RANKS": RANKS, "WARPS": WARPS, "SHARED_BYTES_EXPECTED": shared_bytes()}
     constants["MANTISSA_BITS"] = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}[dtype]

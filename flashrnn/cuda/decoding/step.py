@@ -10,16 +10,20 @@ from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.decoding.tiling import (
     COLUMNS,
     THREADS,
+    WARPS,
     ModelSpec,
     StepTiling,
     head_exchanges,
+    output_tiles,
     padding,
-    prelude,
+    row_blocks,
     shared_bytes,
+    stream_rows,
     tiling,
 )
 from flashrnn.cuda.launch import load
 from flashrnn.cuda.parameters import Parameter, Parameters, declaration
+from flashrnn.cuda.source import cell_prelude
 
 
 def parameters(spec: ModelSpec) -> Parameters:
@@ -83,7 +87,7 @@ def compile_step(spec: ModelSpec) -> tuple[Binary, StepTiling]:
     """Return the kernel compiled for the GPU of the spec, and its tiling."""
     chosen = tiling(spec)
     made_for = f"a step of {spec.blocks} blocks, {spec.kernel}"
-    return build(source(spec, chosen), *header_and_entry(chosen), spec.kernel.gpu.arch, made_for), chosen
+    return build(prelude(spec, chosen), *header_and_entry(chosen), spec.kernel.gpu.arch, made_for), chosen
 
 
 def header_and_entry(chosen: StepTiling) -> tuple[str, str]:
@@ -92,6 +96,22 @@ def header_and_entry(chosen: StepTiling) -> tuple[str, str]:
     return f"decoding/kernels/{name}.cuh", f"flashrnn_{name}"
 
 
-def source(spec: ModelSpec, chosen: StepTiling) -> str:
+def prelude(spec: ModelSpec, chosen: StepTiling) -> str:
     """Return the printed source before the kernel's header."""
-    return "\n".join((prelude(spec, chosen), declaration(parameters(spec))))
+    constants = {
+        "BLOCKS": spec.blocks,
+        "HIDDEN": spec.hidden,
+        "HEAD_EXCHANGES": len(head_exchanges(spec)),
+        "CLASSES": spec.classes,
+        "INT8": spec.int8,
+        "GRID": spec.kernel.gpu.multiprocessors,
+        "WARPS": WARPS,
+        "SLOTS": chosen.slots,
+        "SEQS": chosen.sequences,
+        "MANY": chosen.many,
+        "OUTPUT_TILES": output_tiles(spec),
+        "ROW_BLOCKS": row_blocks(spec, chosen),
+        "STREAM_ROWS": stream_rows(spec, chosen),
+        "SHARED_BYTES_EXPECTED": shared_bytes(spec, chosen),
+    }
+    return "\n".join((cell_prelude(spec.kernel, constants), declaration(parameters(spec))))

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
+from flashrnn.cells.gates import varying
 from flashrnn.cells.printers.cuda import Exchange, exchanges
 from flashrnn.cells.trace import trace
-from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.products import varying
 
 _VECTOR = 64  # bytes of a row that four lanes load together
 COLUMNS = 12  # of the table of addresses
@@ -108,11 +107,11 @@ def shared_bytes(spec: ModelSpec, tiling: StepTiling) -> int:
     moments = 2 * WARPS * 8
     if tiling.many:
         sums = WARPS * _sums(spec) * 4 * 32 * 4
-        stream = _stream_rows(spec, tiling) * width * 4
+        stream = stream_rows(spec, tiling) * width * 4
         return _aligned(products + operand + sums + stream + 2 * moments + 8 * (tiling.sequences // 16))
     sums = WARPS * _sums(spec) * tiling.sequences * 8 * 4
     stream = tiling.sequences * width * 4
-    residual = tiling.sequences * _output_tiles(spec) * 8 * 4
+    residual = tiling.sequences * output_tiles(spec) * 8 * 4
     return products + sums + stream + residual + operand + moments
 
 
@@ -125,8 +124,7 @@ def _width(spec: ModelSpec) -> int:
 
 
 def _sums(spec: ModelSpec) -> int:
-    """Return the number of tiles whose sums are in shared memory at a time: a multiple of four, whose rows fill a
-    warp."""
+    """Return how many tiles have sums in shared memory at a time: a multiple of four, whose rows fill a warp."""
     return -(-len(varying(spec.kernel.cell)) // 4) * 4
 
 
@@ -137,42 +135,21 @@ def head_exchanges(spec: ModelSpec) -> list[Exchange]:
     return [one for one in exchanges(spec.kernel.cell, "forward") if one.words]
 
 
-def _output_tiles(spec: ModelSpec) -> int:
+def output_tiles(spec: ModelSpec) -> int:
     """Return how many tiles of eight units of the residual stream a thread block computes."""
     return -(-_width(spec) // (8 * spec.kernel.gpu.multiprocessors))
 
 
-def _row_blocks(spec: ModelSpec, tiling: StepTiling) -> int:
+def row_blocks(spec: ModelSpec, tiling: StepTiling) -> int:
     """Return how many thread blocks normalise rows."""
     return min(tiling.sequences, spec.kernel.gpu.multiprocessors)
 
 
-def _stream_rows(spec: ModelSpec, tiling: StepTiling) -> int:
-    return -(-tiling.sequences // _row_blocks(spec, tiling))
+def stream_rows(spec: ModelSpec, tiling: StepTiling) -> int:
+    """Return how many rows each of these blocks normalises."""
+    return -(-tiling.sequences // row_blocks(spec, tiling))
 
 
 def padding(dtype: torch.dtype) -> int:
-    """Return the number of padding elements after a row of an operand in shared memory, which put rows in different
-    banks."""
+    """Return the padding elements after a row of an operand in shared memory, which put rows in different banks."""
     return _VECTOR // dtype.itemsize
-
-
-def prelude(spec: ModelSpec, tiling: StepTiling) -> str:
-    """Return the printed source before the kernel's header."""
-    constants = {
-        "BLOCKS": spec.blocks,
-        "HIDDEN": spec.hidden,
-        "HEAD_EXCHANGES": len(head_exchanges(spec)),
-        "CLASSES": spec.classes,
-        "INT8": spec.int8,
-        "GRID": spec.kernel.gpu.multiprocessors,
-        "WARPS": WARPS,
-        "SLOTS": tiling.slots,
-        "SEQS": tiling.sequences,
-        "MANY": tiling.many,
-        "OUTPUT_TILES": _output_tiles(spec),
-        "ROW_BLOCKS": _row_blocks(spec, tiling),
-        "STREAM_ROWS": _stream_rows(spec, tiling),
-        "SHARED_BYTES_EXPECTED": shared_bytes(spec, tiling),
-    }
-    return cell_prelude(spec.kernel, constants)

@@ -19,7 +19,8 @@ DEVICE void cluster_sync() {
 // Initialises an mbarrier whose phases complete after ARRIVALS arrivals. Its users must synchronise afterwards.
 template <int ARRIVALS = 1>
 DEVICE void barrier_init(u32 barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier), "n"(ARRIVALS) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;"
+               ::"r"(barrier), "n"(ARRIVALS) : "memory");
 }
 // Arrives once. The barrier's phase completes after the arrivals of several threads.
 DEVICE void barrier_arrive(u32 barrier) {
@@ -32,7 +33,8 @@ DEVICE void barrier_arrive_with_copies(u32 barrier) {
 // Loads 16 bytes from the shared memory of another block.
 DEVICE float4 load_remote(u32 remote) {
   float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(remote) : "memory");
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(remote) : "memory");
   return v;
 }
 // Arrives, and adds `bytes` to those that must be stored before the phase completes. Called by one thread.

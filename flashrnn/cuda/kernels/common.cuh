@@ -9,13 +9,16 @@ using u64 = unsigned long long;
 using i64 = long long;
 
 #define DEVICE __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
 
 DEVICE u32 pack_halves(float low, float high) {
   __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<u32*>(&pair);
 }
 DEVICE float2 unpack_halves(u32 pair) { return __half22float2(*reinterpret_cast<__half2*>(&pair)); }
-DEVICE float2 unpack_bfloats(u32 pair) { return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)); }
+DEVICE float2 unpack_bfloats(u32 pair) {
+  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
 
 // `scalar` is the type of inputs and outputs, `operand` the type that the tensor cores multiply. A float is split into
 // SPLITS operands:
@@ -81,6 +84,7 @@ DEVICE void to_gate(__half& gate, float x) { gate = __ushort_as_half(static_cast
 template <class S>
 struct PairOf {
   u32 word;
+  DEVICE void round(float low, float high) { word = pack(low, high); }
   DEVICE u32 next_split() const { return word; }
   DEVICE void multiply(float) {}  // only floats are SCALED
   DEVICE float magnitude() const { return 0; }
@@ -88,6 +92,7 @@ struct PairOf {
 template <>
 struct PairOf<float> {
   float low, high;
+  DEVICE void round(float new_low, float new_high) { low = new_low, high = new_high; }
   DEVICE u32 next_split() {
     u32 word = pack(low, high);
     float2 rounded = unpack(word);
@@ -179,7 +184,9 @@ DEVICE void load(PairOf<S>& pair, const scalar* from) {
 }
 
 template <class T>
-DEVICE void advance(T*& pointer, i64 bytes) { pointer = reinterpret_cast<T*>(reinterpret_cast<char*>(pointer) + bytes); }
+DEVICE void advance(T*& pointer, i64 bytes) {
+  pointer = reinterpret_cast<T*>(reinterpret_cast<char*>(pointer) + bytes);
+}
 
 // Prevents the compiler from recomputing x at each use.
 DEVICE void asm_fence(u32& x) { asm volatile("" : "+r"(x)); }
@@ -192,15 +199,20 @@ DEVICE void asm_fence(T*& pointer) {
   pointer = static_cast<T*>(__cvta_global_to_generic(address));
 }
 
-DEVICE void store_shared(u32 address, u32 word) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory"); }
+DEVICE void store_shared(u32 address, u32 word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
 DEVICE void store_shared(u32 address, uint2 words) {
   asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(address), "r"(words.x), "r"(words.y) : "memory");
 }
-DEVICE void store_shared(u32 address, u16 half) { asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(half) : "memory"); }
+DEVICE void store_shared(u32 address, u16 half) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(half) : "memory");
+}
 
 DEVICE uint4 load_shared(u32 address) {
   uint4 v;
-  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
   return v;
 }
 
@@ -208,7 +220,9 @@ DEVICE void load_shared(uint4& v, u32 address) { v = load_shared(address); }
 DEVICE void load_shared(uint2& v, u32 address) {
   asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
 }
-DEVICE void load_shared(u32& v, u32 address) { asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory"); }
+DEVICE void load_shared(u32& v, u32 address) {
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+}
 
 // Called by all threads of a warpgroup: requests REGISTERS registers per thread, from those that other warpgroups have
 // released.
@@ -227,4 +241,3 @@ DEVICE void named_barrier(int id) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
   }
 }
-

@@ -13,12 +13,9 @@ constexpr bool WIDE = D % CELLS == 0;  // a thread has all of its CELLS units or
 DEVICE float2 to_floats(PairOf<float> pair) { return make_float2(pair.low, pair.high); }
 template <class S>
 DEVICE float2 to_floats(PairOf<S> pair) { return unpack(pair.word); }
-DEVICE void round(PairOf<float>& pair, float low, float high) { pair.low = low, pair.high = high; }
-template <class S>
-DEVICE void round(PairOf<S>& pair, float low, float high) { pair.word = pack(low, high); }
 
 // Rounds values as gates are rounded: half types to float16, which is more precise than bfloat16 (residual.py).
-DEVICE void round_gates(PairOf<float>& pair, float low, float high) { round(pair, low, high); }
+DEVICE void round_gates(PairOf<float>& pair, float low, float high) { pair.round(low, high); }
 template <class S>
 DEVICE void round_gates(PairOf<S>& pair, float low, float high) { pair.word = pack_gates(low, high); }
 
@@ -34,25 +31,23 @@ struct UnitReductions {
   // Reduces SUMS values, then MOMENTS, then MAXIMA over the units of the row. The results are the sums, mean and
   // variance of each moment, then the maxima. All threads of the block call this.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
+                     float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     Part total = reduce_warp<SUMS, MOMENTS, MAXIMA>(values);
     float* buffer = parts + (exchange++ & 1) * (WARPS * 4 * EXCHANGED_VECTORS);
     if (threadIdx.x % 32 == 0)
-#pragma unroll
-      for (int i = 0; i < Part::WORDS; i++) buffer[threadIdx.x / 32 * 4 * EXCHANGED_VECTORS + i] = total.words[i];
+      UNROLL for (int i = 0; i < Part::WORDS; i++)
+        buffer[threadIdx.x / 32 * 4 * EXCHANGED_VECTORS + i] = total.words[i];
     __syncthreads();
     total.load(buffer);
-#pragma unroll
-    for (int warp = 1; warp < WARPS; warp++) {
+    UNROLL for (int warp = 1; warp < WARPS; warp++) {
       Part other;
       other.load(buffer + warp * 4 * EXCHANGED_VECTORS);
       total.add(other, min(max(D - 32 * CELLS * warp, 0), 32 * CELLS));
     }
-#pragma unroll
-    for (int i = 0; i < Part::RESULTS; i++)
-#pragma unroll
-      for (int q = 0; q < CELLS; q++) result[i][q] = total.result(i);
+    UNROLL for (int i = 0; i < Part::RESULTS; i++)
+      UNROLL for (int q = 0; q < CELLS; q++) result[i][q] = total.result(i);
   }
 
  private:
@@ -61,30 +56,23 @@ struct UnitReductions {
   DEVICE static Partial<SUMS, MOMENTS, MAXIMA> reduce_warp(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS]) {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     Part part = {};
-#pragma unroll
-    for (int i = 0; i < MOMENTS; i++) part.words[Part::ADDED + i] = __shfl_sync(~0u, values[SUMS + i][0], 0);
-#pragma unroll
-    for (int i = Part::ADDED + MOMENTS; i < Part::WORDS; i++) part.words[i] = -INFINITY;
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) {
+    UNROLL for (int i = 0; i < MOMENTS; i++) part.words[Part::ADDED + i] = __shfl_sync(~0u, values[SUMS + i][0], 0);
+    UNROLL for (int i = Part::ADDED + MOMENTS; i < Part::WORDS; i++) part.words[i] = -INFINITY;
+    UNROLL for (int q = 0; q < CELLS; q++) {
       if (unit_of(q) >= D) continue;
-#pragma unroll
-      for (int i = 0; i < SUMS; i++) part.words[i] += values[i][q];
-#pragma unroll
-      for (int i = 0; i < MOMENTS; i++) {
+      UNROLL for (int i = 0; i < SUMS; i++) part.words[i] += values[i][q];
+      UNROLL for (int i = 0; i < MOMENTS; i++) {
         const float deviation = values[SUMS + i][q] - part.words[Part::ADDED + i];
         part.words[SUMS + 2 * i] += deviation;
         part.words[SUMS + 2 * i + 1] = fmaf(deviation, deviation, part.words[SUMS + 2 * i + 1]);
       }
-#pragma unroll
-      for (int i = Part::ADDED + MOMENTS; i < Part::WORDS; i++) part.words[i] = op_max(part.words[i], values[i - Part::ADDED + SUMS][q]);
+      UNROLL for (int i = Part::ADDED + MOMENTS; i < Part::WORDS; i++)
+        part.words[i] = op_max(part.words[i], values[i - Part::ADDED + SUMS][q]);
     }
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) {
-#pragma unroll
-      for (int i = 0; i < Part::ADDED; i++) part.words[i] += __shfl_xor_sync(~0u, part.words[i], mask);
-#pragma unroll
-      for (int i = Part::ADDED + MOMENTS; i < Part::WORDS; i++) part.words[i] = op_max(part.words[i], __shfl_xor_sync(~0u, part.words[i], mask));
+    UNROLL for (int mask = 16; mask > 0; mask /= 2) {
+      UNROLL for (int i = 0; i < Part::ADDED; i++) part.words[i] += __shfl_xor_sync(~0u, part.words[i], mask);
+      UNROLL for (int i = Part::ADDED + MOMENTS; i < Part::WORDS; i++)
+        part.words[i] = op_max(part.words[i], __shfl_xor_sync(~0u, part.words[i], mask));
     }
     return part;
   }
@@ -97,24 +85,20 @@ struct Row {
   Units units[ROW_GATES];
   // Loads the row whose first number of this thread is at `from`; zeros unless it `exists`.
   DEVICE void load(const scalar* from, bool exists) {
-#pragma unroll
-    for (int j = 0; j < ROW_GATES; j++)
+    UNROLL for (int j = 0; j < ROW_GATES; j++)
       if constexpr (WIDE) {
         units[j] = exists && unit_of(0) < D ? *reinterpret_cast<const Units*>(from + j * ROW) : Units{};
       } else {
-#pragma unroll
-        for (int p = 0; p < CELLS / 2; p++)
+        UNROLL for (int p = 0; p < CELLS / 2; p++)
           ::load(units[j].pairs[p], exists && unit_of(2 * p) < D ? from + j * ROW + 2 * p : nullptr);
       }
   }
   DEVICE void store(scalar* to) const {
-#pragma unroll
-    for (int j = 0; j < ROW_GATES; j++)
+    UNROLL for (int j = 0; j < ROW_GATES; j++)
       if constexpr (WIDE) {
         if (unit_of(0) < D) *reinterpret_cast<Units*>(to + j * ROW) = units[j];
       } else {
-#pragma unroll
-        for (int p = 0; p < CELLS / 2; p++)
+        UNROLL for (int p = 0; p < CELLS / 2; p++)
           if (unit_of(2 * p) < D) *reinterpret_cast<Pair*>(to + j * ROW + 2 * p) = units[j].pairs[p];
       }
   }
@@ -123,32 +107,28 @@ struct Row {
     return q % 2 ? pair.y : pair.x;
   }
   DEVICE void set(int j, const float (&values)[CELLS]) {
-#pragma unroll
-    for (int p = 0; p < CELLS / 2; p++) round(units[j].pairs[p], values[2 * p], values[2 * p + 1]);
+    UNROLL for (int p = 0; p < CELLS / 2; p++) units[j].pairs[p].round(values[2 * p], values[2 * p + 1]);
   }
   DEVICE void set_gate(int j, const float (&values)[CELLS]) {
-#pragma unroll
-    for (int p = 0; p < CELLS / 2; p++) round_gates(units[j].pairs[p], values[2 * p], values[2 * p + 1]);
+    UNROLL for (int p = 0; p < CELLS / 2; p++) round_gates(units[j].pairs[p], values[2 * p], values[2 * p + 1]);
   }
 };
 
 // Loads the biases of the thread's units.
 DEVICE void load_biases(float (&b)[GATES][CELLS], const bias_number* bias, int head) {
-#pragma unroll
-  for (int j = 0; j < GATES; j++)
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) b[j][q] = unit_of(q) < D ? float(bias[BIAS_OF[j] * ROW + head * D + unit_of(q)]) : 0;
+  UNROLL for (int j = 0; j < GATES; j++)
+    UNROLL for (int q = 0; q < CELLS; q++)
+      b[j][q] = unit_of(q) < D ? float(bias[BIAS_OF[j] * ROW + head * D + unit_of(q)]) : 0;
 }
 
 // Computes the gates: the bias and, for gates that have one, the input.
 DEVICE void add_inputs(float (&g)[GATES][CELLS], const float (&b)[GATES][CELLS], const Row<GI>& x) {
-#pragma unroll
-  for (int j = 0; j < GATES; j++)
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) g[j][q] = INPUT_OF[j] >= 0 ? b[j][q] + x.get(INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0, q) : b[j][q];
+  UNROLL for (int j = 0; j < GATES; j++)
+    UNROLL for (int q = 0; q < CELLS; q++)
+      g[j][q] = INPUT_OF[j] >= 0 ? b[j][q] + x.get(INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0, q) : b[j][q];
 }
 
-// Params: types and shapes are in parameters.py. x, bias -> values, rounded as gates.
+// Params: types and shapes are in hoisted.py. x, bias -> values, rounded as gates.
 #ifdef FORWARD
 extern "C" __global__ void __launch_bounds__(THREADS)
 flashrnn_hoisted(PARAMETERS) {
@@ -171,8 +151,7 @@ flashrnn_hoisted(PARAMETERS) {
     next.load(x, row + step < params.rows);
     hoisted(g, 0, v, units);
     Row<VALUES> result;
-#pragma unroll
-    for (int j = 0; j < VALUES; j++) result.set_gate(j, v[j]);
+    UNROLL for (int j = 0; j < VALUES; j++) result.set_gate(j, v[j]);
     result.store(to);
   }
 }
@@ -197,26 +176,21 @@ flashrnn_hoisted(PARAMETERS) {
   for (; row < params.rows; row += step, to += i64(step) * GI * ROW) {
     float g[GATES][CELLS], d_v[VALUES][CELLS], d_g[GATES][CELLS];
     add_inputs(g, b, next);
-#pragma unroll
-    for (int j = 0; j < VALUES; j++)
-#pragma unroll
-      for (int q = 0; q < CELLS; q++) d_v[j][q] = d_next.get(j, q);
+    UNROLL for (int j = 0; j < VALUES; j++)
+      UNROLL for (int q = 0; q < CELLS; q++) d_v[j][q] = d_next.get(j, q);
     x += i64(step) * GI * ROW, d_values += i64(step) * VALUES * ROW;
     next.load(x, row + step < params.rows), d_next.load(d_values, row + step < params.rows);
     hoisted_gradient(g, d_v, 0, d_g, units);
     Row<GI> result;
-#pragma unroll
-    for (int j = 0; j < GATES; j++) {
+    UNROLL for (int j = 0; j < GATES; j++) {
       if (INPUT_OF[j] >= 0) result.set(INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0, d_g[j]);
-#pragma unroll
-      for (int q = 0; q < CELLS; q++) sums[j][q] += d_g[j][q];
+      UNROLL for (int q = 0; q < CELLS; q++) sums[j][q] += d_g[j][q];
     }
     result.store(to);
   }
-#pragma unroll
-  for (int j = 0; j < GATES; j++)
-#pragma unroll
-    for (int q = 0; q < CELLS; q++)
-      if (unit_of(q) < D) params.d_bias[(blockIdx.x / HEADS * GATES + j) * i64(ROW) + head * D + unit_of(q)] = sums[j][q];
+  UNROLL for (int j = 0; j < GATES; j++)
+    UNROLL for (int q = 0; q < CELLS; q++)
+      if (unit_of(q) < D)
+        params.d_bias[(blockIdx.x / HEADS * GATES + j) * i64(ROW) + head * D + unit_of(q)] = sums[j][q];
 }
 #endif

@@ -5,7 +5,8 @@
 // Loads 16 bytes that are read once and never written, without allocating them in the L1 cache.
 DEVICE uint4 load_once(const uint4* from) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
   return v;
 }
 
@@ -19,23 +20,29 @@ DEVICE uint4 load_exchanged(const uint4* from, bool valid) {
 }
 
 // Stores values that other blocks may load concurrently by load_exchanged.
-DEVICE void store_exchanged(float* to, float v) { asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(v) : "memory"); }
+DEVICE void store_exchanged(float* to, float v) {
+  asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(v) : "memory");
+}
 DEVICE void store_exchanged(float2* to, float2 v) {
   asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(v.x), "f"(v.y) : "memory");
 }
 // Stores 16 bytes that load_b128 returns either all old or all new.
 DEVICE void store_b128(uint4* to, uint4 v) {
   const u64 low = u64(v.y) << 32 | v.x, high = u64(v.w) << 32 | v.z;
-  asm volatile("{.reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.gpu.global.b128 [%0], v;}" ::"l"(to), "l"(low), "l"(high) : "memory");
+  asm volatile("{.reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.gpu.global.b128 [%0], v;}"
+               ::"l"(to), "l"(low), "l"(high) : "memory");
 }
 DEVICE uint4 load_b128(const uint4* from) {
   u64 low, high;
-  asm volatile("{.reg .b128 v; ld.relaxed.gpu.global.b128 v, [%2]; mov.b128 {%0, %1}, v;}" : "=l"(low), "=l"(high) : "l"(from) : "memory");
+  asm volatile("{.reg .b128 v; ld.relaxed.gpu.global.b128 v, [%2]; mov.b128 {%0, %1}, v;}"
+               : "=l"(low), "=l"(high) : "l"(from) : "memory");
   return make_uint4(u32(low), u32(low >> 32), u32(high), u32(high >> 32));
 }
 
 // Adds x to a sum that only this thread modifies, without waiting for the old value.
-DEVICE void add_to(float* sum, float x) { asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(sum), "f"(x) : "memory"); }
+DEVICE void add_to(float* sum, float x) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(sum), "f"(x) : "memory");
+}
 
 // Prefetches data of a later step into the L2 cache.
 DEVICE void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
@@ -45,7 +52,9 @@ DEVICE void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];"
 DEVICE void signal(u32* counter) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory"); }
 
 // Increments the counter without releasing writes.
-DEVICE void count_up(u32* counter) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory"); }
+DEVICE void count_up(u32* counter) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
 
 // Waits until the counter has reached `count`; acquires what was released by signal().
 DEVICE void await(const u32* counter, u32 count) {

@@ -14,48 +14,40 @@ struct Partial {
   float words[4 * VECTORS];
 
   DEVICE void load(const float* from) {
-#pragma unroll
-    for (int i = 0; i < VECTORS; i++) {
+    UNROLL for (int i = 0; i < VECTORS; i++) {
       const float4 v = reinterpret_cast<const float4*>(from)[i];
       words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
     }
   }
   DEVICE void store(float* to) const {
-#pragma unroll
-    for (int i = 0; i < VECTORS; i++)
-      reinterpret_cast<float4*>(to)[i] = make_float4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+    UNROLL for (int i = 0; i < VECTORS; i++)
+      reinterpret_cast<float4*>(to)[i] =
+          make_float4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
   }
   // Adds the contribution of `units` other units.
   DEVICE void add(const Partial& other, float units) {
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) words[i] += other.words[i];
-#pragma unroll
-    for (int i = 0; i < MOMENTS; i++) {
+    UNROLL for (int i = 0; i < SUMS; i++) words[i] += other.words[i];
+    UNROLL for (int i = 0; i < MOMENTS; i++) {
       const float deviations = other.words[SUMS + 2 * i], shift = other.words[ADDED + i] - words[ADDED + i];
       words[SUMS + 2 * i] += fmaf(units, shift, deviations);
       words[SUMS + 2 * i + 1] += fmaf(shift, fmaf(units, shift, 2.0f * deviations), other.words[SUMS + 2 * i + 1]);
     }
-#pragma unroll
-    for (int i = ADDED + MOMENTS; i < WORDS; i++) words[i] = op_max(words[i], other.words[i]);
+    UNROLL for (int i = ADDED + MOMENTS; i < WORDS; i++) words[i] = op_max(words[i], other.words[i]);
   }
   // Adds up the contributions of the lanes whose numbers differ in bits LAST and above. Their shifts must be equal.
   template <int LAST>
   DEVICE void add_lanes() {
-#pragma unroll
-    for (int mask = 16; mask >= LAST; mask /= 2) {
-#pragma unroll
-      for (int i = 0; i < ADDED; i++) words[i] += __shfl_xor_sync(~0u, words[i], mask);
-#pragma unroll
-      for (int i = ADDED + MOMENTS; i < WORDS; i++) words[i] = op_max(words[i], __shfl_xor_sync(~0u, words[i], mask));
+    UNROLL for (int mask = 16; mask >= LAST; mask /= 2) {
+      UNROLL for (int i = 0; i < ADDED; i++) words[i] += __shfl_xor_sync(~0u, words[i], mask);
+      UNROLL for (int i = ADDED + MOMENTS; i < WORDS; i++)
+        words[i] = op_max(words[i], __shfl_xor_sync(~0u, words[i], mask));
     }
   }
   // Adds up the contributions of all lanes of the warp; that of this lane comes from `units` units.
   DEVICE void add_lanes(float units) {
     Partial other;
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) {
-#pragma unroll
-      for (int i = 0; i < WORDS; i++) other.words[i] = __shfl_xor_sync(~0u, words[i], mask);
+    UNROLL for (int mask = 16; mask > 0; mask /= 2) {
+      UNROLL for (int i = 0; i < WORDS; i++) other.words[i] = __shfl_xor_sync(~0u, words[i], mask);
       const float more = __shfl_xor_sync(~0u, units, mask);
       add(other, more);
       units += more;

@@ -1,10 +1,6 @@
-// The sum of the partial sums of several blocks, rounded to the result's dtype.
+// The sum of the partial sums of several blocks.
 #pragma once
 #include "kernels/common.cuh"
-
-DEVICE void round(PairOf<float>& pair, float2 sum) { pair.low = sum.x, pair.high = sum.y; }
-template <class S>
-DEVICE void round(PairOf<S>& pair, float2 sum) { pair.word = pack(sum.x, sum.y); }
 
 // Returns the sum of pair i over the first axis of partial [partials, pairs].
 DEVICE float2 sum_of_pair(const float2* partial, i64 partials, i64 pairs, i64 i) {

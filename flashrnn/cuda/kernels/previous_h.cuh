@@ -6,13 +6,14 @@
 // memory: consecutive steps are row_t rows apart. In the first step, it is the row of sequence() in initial [B, N, D],
 // or null.
 template <class Row, class Sequence>
-DEVICE const scalar* previous_h(const scalar* h, const scalar* initial, Row row, Row row_t, bool first_step, Sequence sequence) {
+DEVICE const scalar* previous_h(const scalar* h, const scalar* initial, Row row, Row row_t, bool first_step,
+                                Sequence sequence) {
   if (!first_step) return h + i64(row - row_t) * (HEADS * D);
   return initial ? initial + i64(sequence()) * (HEADS * D) : nullptr;
 }
 
-// The previous h of the rows of one head: rows are [B, T], or [T, B] with row_t = B. With BIDIRECTIONAL, the second half
-// of the heads goes backwards in time.
+// The previous h of the rows of one head: rows are [B, T], or [T, B] with row_t = B. With BIDIRECTIONAL, the second
+// half of the heads goes backwards in time.
 struct PreviousRows {
   const scalar *h, *initial;  // at the caller's column
   const unsigned char* reset;
@@ -21,7 +22,8 @@ struct PreviousRows {
 
   // column: the first of the head's columns that the caller reads.
   DEVICE PreviousRows(const Params& params, int head, int column)
-      : h(params.h + head * D + column), initial(params.initial ? params.initial + head * D + column : nullptr), reset(params.reset),
+      : h(params.h + head * D + column), initial(params.initial ? params.initial + head * D + column : nullptr),
+        reset(params.reset),
         T(u32(params.T)), row_t(u32(params.row_t)), backwards(BIDIRECTIONAL && head >= HEADS / 2) {}
   // Returns the address of h before a row; null stands for zeros.
   DEVICE const scalar* operator()(u32 row) const {

@@ -27,16 +27,13 @@ struct Part {
   DEVICE Part(const u16* from, int begin, int end) {
     const bool odd = reinterpret_cast<u64>(from) & 2;
     words = reinterpret_cast<const u32*>(from - odd), order = odd ? 0x5432 : 0x3210;
-#pragma unroll
-    for (int i = 0; i < 4; i++) mask[i] = bits_of_first(end, i) & ~bits_of_first(begin, i);
+    UNROLL for (int i = 0; i < 4; i++) mask[i] = bits_of_first(end, i) & ~bits_of_first(begin, i);
   }
   // Sets these elements of `vector`, read `offset` words further on.
   DEVICE void add_to(u32 (&vector)[4], i64 offset) const {
     u32 found[5];
-#pragma unroll
-    for (int i = 0; i < 5; i++) found[i] = __ldg(words + offset + i);
-#pragma unroll
-    for (int i = 0; i < 4; i++) vector[i] |= __byte_perm(found[i], found[i + 1], order) & mask[i];
+    UNROLL for (int i = 0; i < 5; i++) found[i] = __ldg(words + offset + i);
+    UNROLL for (int i = 0; i < 4; i++) vector[i] |= __byte_perm(found[i], found[i + 1], order) & mask[i];
   }
 };
 
@@ -45,7 +42,8 @@ struct Part {
 DEVICE void resize_groups(const Resize& job, int thread) {
   const int from = job.from, to = job.to, at_once = job.at_once, first = thread / to, vector = thread - first * to;
   if (first >= at_once) return;
-  const int row = vector * IN_VECTOR / to, column = vector * IN_VECTOR - row * to, left = to - column;  // left: to the row's end
+  // left: to the row's end
+  const int row = vector * IN_VECTOR / to, column = vector * IN_VECTOR - row * to, left = to - column;
   const u16* x = job.x + (i64(first) * IN_VECTOR + row) * from;
   const Part before(x + column, 0, min(left, from - column)), after(x + from - left, left, left + from);
   uint4* resized = reinterpret_cast<uint4*>(job.resized) + i64(first) * to + vector;
@@ -69,10 +67,10 @@ DEVICE void resize_elements(const Resize& job, i64 first) {
   const i64 end = job.rows * job.to;
   if (first >= end) return;
   const i64 row = first / job.to;
-  i64 column = first - row * job.to, matrix = row < job.of_resized ? 0 : row / job.of_resized, of_matrix = row - matrix * job.of_resized;
+  i64 column = first - row * job.to, matrix = row < job.of_resized ? 0 : row / job.of_resized;
+  i64 of_matrix = row - matrix * job.of_resized;
   alignas(16) u16 found[IN_VECTOR];
-#pragma unroll
-  for (int k = 0; k < IN_VECTOR; k++) {
+  UNROLL for (int k = 0; k < IN_VECTOR; k++) {
     const bool exists = first + k < end && column < job.from && of_matrix < job.of_x;
     found[k] = exists ? __ldg(job.x + (matrix * job.of_x + of_matrix) * job.from + column) : 0;
     if (++column == job.to) column = 0, of_matrix++;
@@ -81,21 +79,19 @@ DEVICE void resize_elements(const Resize& job, i64 first) {
   if (first + IN_VECTOR <= end) {
     *reinterpret_cast<uint4*>(job.resized + first) = *reinterpret_cast<const uint4*>(found);
   } else {
-#pragma unroll
-    for (int k = 0; k < IN_VECTOR; k++)
+    UNROLL for (int k = 0; k < IN_VECTOR; k++)
       if (first + k < end) job.resized[first + k] = found[k];
   }
 }
 
-// Params: types and shapes are in parameters.py. The blocks of each tensor follow those of the previous tensor.
+// Params: types and shapes are in resize_rows.py. The blocks of each tensor follow those of the previous tensor.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 flashrnn_resize_rows(PARAMETERS) {
   const Resize tensors[] = {PARAMETER_NAMES};
   Resize job = tensors[0];
   int block = blockIdx.x;
   bool found = block < job.blocks;
-#pragma unroll
-  for (int i = 1; i < sizeof(tensors) / sizeof(Resize); i++) {
+  UNROLL for (int i = 1; i < sizeof(tensors) / sizeof(Resize); i++) {
     if (!found) block -= job.blocks, job = tensors[i], found = block < job.blocks;
   }
 #if __CUDA_ARCH__ >= 900  // a programmatic dependent launch: the previous kernel may still access the tensors

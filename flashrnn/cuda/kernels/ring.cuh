@@ -2,8 +2,8 @@
 #pragma once
 #include "kernels/cluster.cuh"
 
-// The mbarriers of the slots: one phase of `full` ends after FILLING arrivals, when a slot has been filled; one of `empty`
-// after READING arrivals, when it has been read.
+// The mbarriers of the slots: one phase of `full` ends after FILLING arrivals, when a slot has been filled; one of
+// `empty` after READING arrivals, when it has been read.
 template <int SLOTS, int FILLING, int READING>
 struct alignas(8) RingBarriers {
   u64 full[SLOTS], empty[SLOTS];

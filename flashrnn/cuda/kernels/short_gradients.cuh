@@ -20,8 +20,7 @@ using Sums = float[WARP_UNITS / 16][COLUMNS / 8][4];
 template <int COUNT, int PITCH, class From>
 DEVICE void copy_rows(u32 to, From from) {
   constexpr int VECTORS = COUNT / VECTOR;
-#pragma unroll
-  for (int first = 0; first < ROWS; first += THREADS / VECTORS) {
+  UNROLL for (int first = 0; first < ROWS; first += THREADS / VECTORS) {
     const int row = first + threadIdx.x / VECTORS;
     const scalar* own = from(row);
     copy_async<VECTOR * BYTES>(to + row * PITCH + threadIdx.x % VECTORS * (VECTOR * BYTES), own, own);
@@ -38,17 +37,15 @@ DEVICE void add_half_products(Sums& c, u32 from) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const u32 left = from + (lane % 8 + lane / 16 * 8) * LEFT_PITCH + (warp * WARP_UNITS + lane / 8 % 2 * 8) * BYTES;
   const u32 right = from + RIGHT + lane % 16 * RIGHT_PITCH + lane / 16 * (8 * BYTES);
-#pragma unroll
-  for (int k = 0; k < ROWS; k += 16) {
+  UNROLL for (int k = 0; k < ROWS; k += 16) {
     u32 a[WARP_UNITS / 16][4];
-#pragma unroll
-    for (int m = 0; m < WARP_UNITS / 16; m++) load_four_transposed(a[m], left + k * LEFT_PITCH + m * (16 * BYTES));
-#pragma unroll
-    for (int n = 0; n < COLUMNS; n += 16) {
+    UNROLL for (int m = 0; m < WARP_UNITS / 16; m++)
+      load_four_transposed(a[m], left + k * LEFT_PITCH + m * (16 * BYTES));
+    UNROLL for (int n = 0; n < COLUMNS; n += 16) {
       u32 b[4];
       load_four_transposed(b, right + k * RIGHT_PITCH + n * BYTES);
-#pragma unroll
-      for (int m = 0; m < WARP_UNITS / 16; m++) mma(c[m][n / 8], a[m], b[0], b[1]), mma(c[m][n / 8 + 1], a[m], b[2], b[3]);
+      UNROLL for (int m = 0; m < WARP_UNITS / 16; m++)
+        mma(c[m][n / 8], a[m], b[0], b[1]), mma(c[m][n / 8 + 1], a[m], b[2], b[3]);
     }
   }
 }
@@ -61,13 +58,11 @@ DEVICE void add_float_products(Sums& c, const char* from) {
 #pragma unroll 4
   for (int k = 0; k < ROWS; k++) {
     float a[WARP_UNITS / 8];
-#pragma unroll
-    for (int m = 0; m < WARP_UNITS / 8; m++) a[m] = *reinterpret_cast<const float*>(left + k * LEFT_PITCH + m * (8 * BYTES));
-#pragma unroll
-    for (int n = 0; n < COLUMNS; n += 8) {
+    UNROLL for (int m = 0; m < WARP_UNITS / 8; m++)
+      a[m] = *reinterpret_cast<const float*>(left + k * LEFT_PITCH + m * (8 * BYTES));
+    UNROLL for (int n = 0; n < COLUMNS; n += 8) {
       const float2 b = *reinterpret_cast<const float2*>(right + k * RIGHT_PITCH + n * BYTES);
-#pragma unroll
-      for (int m = 0; m < WARP_UNITS / 8; m++) {
+      UNROLL for (int m = 0; m < WARP_UNITS / 8; m++) {
         c[m / 2][n / 8][m % 2 * 2] = fmaf(a[m], b.x, c[m / 2][n / 8][m % 2 * 2]);
         c[m / 2][n / 8][m % 2 * 2 + 1] = fmaf(a[m], b.y, c[m / 2][n / 8][m % 2 * 2 + 1]);
       }
@@ -87,8 +82,7 @@ DEVICE void store_product(char* memory, int rows, Left left, Right right, Pair* 
     copy_commit();
   };
   Sums c = {};
-#pragma unroll
-  for (int s = 0; s < STAGES - 1; s++) copy(s, s * ROWS);
+  UNROLL for (int s = 0; s < STAGES - 1; s++) copy(s, s * ROWS);
   for (int row = 0, stage = 0; row < rows; row += ROWS, stage = stage + 1 == STAGES ? 0 : stage + 1) {
     copy_wait<STAGES - 2>();
     __syncthreads();
@@ -97,14 +91,11 @@ DEVICE void store_product(char* memory, int rows, Left left, Right right, Pair* 
     else add_half_products(c, shared_address(memory) + stage * STAGE);
   }
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-  for (int m = 0; m < WARP_UNITS / 16; m++)
-#pragma unroll
-    for (int n = 0; n < COLUMNS; n += 8)
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
+  UNROLL for (int m = 0; m < WARP_UNITS / 16; m++)
+    UNROLL for (int n = 0; n < COLUMNS; n += 8)
+      UNROLL for (int half = 0; half < 2; half++) {
         const i64 to = index(warp * WARP_UNITS + m * 16 + half * 8 + lane / 4, n + lane % 4 * 2);
-        if (to >= 0) round(result[to / 2], make_float2(c[m][n / 8][2 * half], c[m][n / 8][2 * half + 1]));
+        if (to >= 0) result[to / 2].round(c[m][n / 8][2 * half], c[m][n / 8][2 * half + 1]);
       }
 }
 
@@ -114,11 +105,11 @@ DEVICE void store_d_R(const Params& params, char* memory, int rows, int tile) {
   const int first_unit = tile / COLUMN_TILES % UNIT_TILES * UNITS, unit = first_unit + own_column<UNITS>();
   const scalar* gradient = nullptr;
   int width = 0;
-#pragma unroll
-  for (int gate = 0; gate < GR; gate++) {
+  UNROLL for (int gate = 0; gate < GR; gate++) {
     if (unit / D != gate) continue;
     const bool has_input = INPUT_OF[gate] >= 0;
-    gradient = (has_input ? params.d_x : params.d_u) + ((has_input ? INPUT_OF[gate] : RECURRENT_ONLY_OF[gate]) * HEADS + head) * D + unit % D;
+    gradient = (has_input ? params.d_x : params.d_u) +
+        ((has_input ? INPUT_OF[gate] : RECURRENT_ONLY_OF[gate]) * HEADS + head) * D + unit % D;
     width = (has_input ? GI : GU) * (HEADS * D);
   }
   const int column = first_column + own_column<COLUMNS>();
@@ -146,14 +137,15 @@ DEVICE void store_d_W(const Params& params, char* memory, int rows, int tile) {
       });
 }
 
-// Params: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> d_R; d_x, input -> d_W
+// Params: types and shapes are in short_gradients.py. d_x, d_u, h, initial h or null, reset -> d_R; d_x, input -> d_W
 // (features = 0 without it); partial -> d_b, the sum over its first axis, in the dtype of h if half_bias, else in
 // float32. The grid has the tiles of d_R, then those of d_W, then the blocks of d_b.
 extern "C" __global__ void __launch_bounds__(THREADS)
 flashrnn_short_gradients(PARAMETERS) {
   extern __shared__ __align__(16) char memory[];
   const Params params{PARAMETER_NAMES};
-  const int rows = int(params.B * params.T), tiles_of_W = int((params.features + COLUMNS - 1) / COLUMNS) * ((WIDTH + UNITS - 1) / UNITS);
+  const int rows = int(params.B * params.T);
+  const int tiles_of_W = int((params.features + COLUMNS - 1) / COLUMNS) * ((WIDTH + UNITS - 1) / UNITS);
   int block = blockIdx.x;
   if (block < TILES_OF_R) return store_d_R(params, memory, rows, block);
   block -= TILES_OF_R;
@@ -162,6 +154,6 @@ flashrnn_short_gradients(PARAMETERS) {
   const i64 pair = i64(block) * THREADS + threadIdx.x;
   if (pair >= params.pairs) return;
   const float2 sum = sum_of_pair(params.partial, params.partials, params.pairs, pair);
-  if (params.half_bias) round(reinterpret_cast<Pair*>(params.d_b)[pair], sum);
-  else round(reinterpret_cast<PairOf<float>*>(params.d_b)[pair], sum);
+  if (params.half_bias) reinterpret_cast<Pair*>(params.d_b)[pair].round(sum.x, sum.y);
+  else reinterpret_cast<PairOf<float>*>(params.d_b)[pair].round(sum.x, sum.y);
 }

@@ -15,13 +15,14 @@ from flashrnn.cuda.ahead import meanwhile
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.parameters import fused
-from flashrnn.cuda.resident import concurrent_gradient, single_step, solver, tiling
+from flashrnn.cuda.resident import concurrent_gradient, single_step, solver
 from flashrnn.cuda.resident.calls import Backward, BackwardCall, Forward, Plan, producers
 from flashrnn.cuda.resident.kernel import compile_best
+from flashrnn.cuda.resident.parameters import fused
+from flashrnn.cuda.resident.resources import published_words, shared_bytes
 from flashrnn.cuda.resident.single_step import SingleStep
 from flashrnn.cuda.resident.source import gate_format
-from flashrnn.cuda.resident.tiling import Tiling, published_words, splits
+from flashrnn.cuda.resident.tiling import Tiling, splits
 from flashrnn.cuda.short_gradients import ShortGradients
 from flashrnn.cuda.source import finite_at_zero
 from flashrnn.cuda.spec import ALONE, Concurrency, KernelSpec, Variant, short_steps, specs_of, variant_of
@@ -64,8 +65,10 @@ class CudaFused:
         return None
 
     def padding(self, problem: Problem) -> int:
-        """Return how many units to add to a head of odd size, so that rows are aligned for 16-byte copies; 0 if that is
-        not supported, or if the padding would not stay finite."""
+        """Return how many units to add to a head of odd size, so that rows are aligned for 16-byte copies.
+
+        Return 0 if that is not supported, or if the padding would not stay finite.
+        """
         units = -problem.head_dim % 8
         wider = problem._replace(head_dim=problem.head_dim + units)
         if self.unsupported_reason(wider) or trace(problem.cell).reduces:  # which would include the added units
@@ -94,8 +97,10 @@ class CudaFused:
         bidirectional: bool = False,
         concurrency: Concurrency = ALONE,
     ) -> Forward:
-        """Return the forward pass on `device` of calls whose Wx has this shape, these strides and this dtype, and is
-        dense. `half_bias`: b has the dtype of Wx, which has 16 bits. `bidirectional`: see `Residual`."""
+        """Return the forward pass on `device` of calls whose Wx is dense, with this shape, stride and dtype.
+
+        `half_bias`: b has the dtype of Wx, which has 16 bits. `bidirectional`: see `Residual`.
+        """
         sizes = Wx.shape, Wx.stride(), Wx.dtype, device
         tf32 = tf32_allowed(Wx.dtype, device)
         return _forward(
@@ -113,8 +118,7 @@ class CudaFused:
         reset: bool,
         training: bool,
     ) -> SingleStep | None:
-        """Return a function for single steps of layers, without both directions; None if the kernels for sequences are
-        faster."""
+        """Return a function for single steps of layers of one direction; None if kernels for sequences are faster."""
         if not single_step.serves(cell, heads * head_dim, batch, dtype):
             return None
         spec = single_step.spec_of(cell, heads, head_dim, batch, dtype, device_gpu(device.index))
@@ -239,7 +243,7 @@ def _plan(
     row_b, row_t = (1, B) if time_major else (T, 1)
     sizes = {"B": B, "T": T, "row_b": row_b, "row_t": row_t, **_step_bytes(spec, row_t)}
     launches = [
-        (groups, kernel.with_known(first_group=first, used_sequences=tiling.sequences, **sizes))
+        (groups, kernel.bind(first_group=first, used_sequences=tiling.sequences, **sizes))
         for first, groups in kernel.waves(tiling.batches(B) * N)
     ]
     short = after = None
@@ -292,7 +296,7 @@ def _backward_kernel(
 
 def _kernel(choose: Choose, spec: KernelSpec, device: int, dependent: bool = False) -> tuple[LoadedKernel, Tiling]:
     binary, chosen = _chosen(choose, spec)
-    shared = tiling.shared_bytes(spec, chosen)
+    shared = shared_bytes(spec, chosen)
     return load(binary, fused(spec), device, chosen.threads, shared, chosen.blocks, chosen.grid, dependent), chosen
 
 

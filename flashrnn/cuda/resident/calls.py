@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from flashrnn.cells import Cell
+from flashrnn.cells.gates import constant, recurrent_only
 from flashrnn.cuda.arguments import Argument
 from flashrnn.cuda.launch import Launch
 from flashrnn.cuda.reset_bits import reset_bits
@@ -38,7 +39,6 @@ from flashrnn.problem import (
     state_dtype,
     tf32_allowed,
 )
-from flashrnn.products import constant, recurrent_only
 from flashrnn.residual import Residual, empty_gates, saturated
 
 
@@ -94,12 +94,11 @@ class Backward:
     def gradients(
         self, residual: Residual, grads: StateGradients, x: Tensor | None = None
     ) -> tuple[Gradients, Tensor | None] | None:
-        """Return the gradients of a call whose inputs and results are in `residual` and, given its layer's input x,
-        perhaps that of W: see `BackwardCall.gradients_of_layer`.
+        """Return the gradients of a call and, given its layer's input x, perhaps that of W.
 
-        h (whose shape may differ) and its gradient are dense in the memory format of the call. Returns None if a result
-        has other strides than the call gave it, for example after hooks of saved tensors, or if the precision setting
-        has changed.
+        `residual` has the call's inputs and results; for W see `BackwardCall.gradients_of_layer`. h (whose shape may
+        differ) and its gradient are dense in the memory format of the call. Returns None if a result has other strides
+        than the call gave it, for example after hooks of saved tensors, or if the precision setting has changed.
         """
         h, gates, spec = residual.h, residual.gates, self.plan.spec
         if residual.aux.stride() != self.aux_stride or gates.stride() != self.gates_stride:
@@ -166,8 +165,10 @@ class BackwardCall:
         return self.gradients_of_layer(None)[0]
 
     def gradients_of_layer(self, x: Tensor | None) -> tuple[Gradients, Tensor | None]:
-        """Return the gradients and, if the kernel that computes those of R and b can also compute it, the gradient of
-        W. x is the layer's input, contiguous and in the memory order of h."""
+        """Return the gradients and, if the kernel for those of R and b can also compute it, that of W.
+
+        x is the layer's input, contiguous and in the memory order of h.
+        """
         _, states, reset, *_ = residual = self._residual
         b_dtype = residual.b_dtype or self._d_b.dtype
         if short := self._of.plan.short:
@@ -183,8 +184,10 @@ class BackwardCall:
 
 
 class Forward:
-    """Forward passes of inputs that differ only in their values. For biases and initial states, None stands for
-    zeros."""
+    """Forward passes of inputs that differ only in their values.
+
+    For biases and initial states, None stands for zeros.
+    """
 
     def __init__(
         self, plan: Plan, cell: Cell, results: States, gates: Tensor, backward: Callable[[], Backward]
@@ -259,8 +262,9 @@ class Forward:
         gates: Tensor | None,
         **chunks: Argument,
     ) -> None:
-        """Launch a forward pass that writes h, aux, last and gates. The shapes of these and of Wx are ignored; only
-        their memory counts.
+        """Launch a forward pass that writes h, aux, last and gates.
+
+        The shapes of these and of Wx are ignored; only their memory counts.
 
         `initial` is contiguous, or the address of as many numbers as `last` has. If aux and gates are None, they are
         not stored. `chunks` are further arguments of the kernels of concurrent layers: see layers.py.

@@ -12,14 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashrnn.cuda import parameters
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.parameters import declaration
+from flashrnn.cuda.parameters import Parameter, Parameters, Tensors, declaration, numbers
 from flashrnn.cuda.resident.source import CHUNK_UNIT
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.cuda.weight_gradient import WIDEST, previous_h, sizes_and_indices
+from flashrnn.cuda.weight_gradient import WIDEST, gradient_rows, previous_h, sizes_and_indices
 from flashrnn.memory_format import batch_time_strides
 
 _BLOCK = 64  # columns of a block in shared memory (128-byte swizzle)
@@ -84,8 +83,10 @@ class Tiling:
         return 2 * self.units + (128 if dtype.itemsize == 2 else 0)
 
     def kernels(self, dtype: torch.dtype) -> "tuple[Tiling, ...]":
-        """Return the tilings of the kernels that compute d_R: in float32, if tiles take turns, another kernel adds the
-        rows that are left when the loop ends."""
+        """Return the tilings of the kernels that compute d_R.
+
+        In float32, if tiles take turns, another kernel adds the rows that are left when the loop ends.
+        """
         if self.tiles == 1 or dtype != torch.float32:
             return (self,)
         return self, replace(self, tiles=1, blocks=self.blocks * self.tiles, resumes=True)
@@ -99,8 +100,7 @@ class Tiling:
         return spec.batch * self.tiles * row + (self.tiles - 1) * sums * _TURN
 
     def keeps_up(self, spec: KernelSpec) -> bool:
-        """Return whether a step takes at most about as long as one of the loop plus its share of a library product
-        after the loop."""
+        """Return whether a step takes about as long as one of the loop plus its share of a library's d_R, or less."""
         gates, head_dim, batch = len(spec.cell.recurrent_gates), spec.head_dim, spec.batch
         step = _STEP + (_UNIT + _GATE_UNIT * gates) * head_dim + _GATE_SEQUENCE * gates * batch
         return self.step(spec) <= step + _product(spec) * batch * spec.heads * gates * head_dim**2
@@ -141,8 +141,7 @@ class Tiling:
 
 
 def _product(spec: KernelSpec) -> float:
-    """Return the nanoseconds that a product adds to the estimated step of the loop plus its share of a library's
-    d_R."""
+    """Return the nanoseconds that a product adds to the estimates of a step of the loop and of a library's d_R."""
     if spec.dtype == torch.float32:
         faster = (4 if spec.heads == 1 else 2) if spec.variant.tf32 else 1
         return _FLOAT_PRODUCT + _library_product(spec) / faster
@@ -168,8 +167,10 @@ def fewest_steps(spec: KernelSpec) -> int:
 
 
 def overlapped(spec: KernelSpec, producers: int) -> Tiling | None:
-    """Return the tiling that overlaps with a loop of `producers` blocks, each on its own multiprocessor; None if
-    overlapping gains nothing."""
+    """Return the tiling that overlaps with a loop of `producers` blocks; None if overlapping gains nothing.
+
+    Each of these blocks has its own multiprocessor.
+    """
     products = spec.batch * spec.heads * len(spec.cell.recurrent_gates) * spec.head_dim**2
     odd = spec.head_dim % (spec.dtype.itemsize // 2 * 2)  # copies have at least 4 bytes, in float32 16
     if not spec.gpu.warpgroup_products or odd or products < _FEWEST_PRODUCTS or spec.variant.bidirectional:
@@ -179,8 +180,10 @@ def overlapped(spec: KernelSpec, producers: int) -> Tiling | None:
 
 
 class ConcurrentGradient:
-    """d_R of one call. Pass `progress` to the loop, and call this directly after its launch, with no other launch in
-    between."""
+    """d_R of one call.
+
+    Pass `progress` to the loop, and call this directly after its launch, with no other launch in between.
+    """
 
     def __init__(
         self, spec: KernelSpec, tiling: Tiling, producers: int, h: Tensor, states: Tensor | None, reset: Tensor | None
@@ -189,7 +192,7 @@ class ConcurrentGradient:
         self._kernels = [(one.blocks, _kernel(spec, one, h.device.index)) for one in tiling.kernels(h.dtype)]
         self._d_R = h.new_empty(len(spec.cell.recurrent_gates), N, D, D)
         tiles = tiling.blocks * tiling.tiles if tiling.tiles > 1 else 0
-        # Steps, by the kernel beside the loop, if another one adds the rest.
+        # The number of steps that the overlapped kernel has added to each tile, if another kernel adds the rest.
         self.added = h.new_empty(tiles, dtype=torch.int32) if len(self._kernels) > 1 else None
         self.progress = torch.zeros(-(-T // CHUNK_UNIT), dtype=torch.int32, device=h.device)
         self._known = {
@@ -211,12 +214,25 @@ class ConcurrentGradient:
         return self._d_R
 
 
+def parameters(spec: KernelSpec) -> Parameters:
+    """Return the parameters of resident/kernels/concurrent_gradient.cuh."""
+    GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
+    return (
+        *gradient_rows(spec),
+        Tensors(spec).writes("d_R", "scalar", GR, N, D, D),
+        Tensors(spec).writes("sums", "float"),
+        Parameter("added", "u32*", torch.int32),
+        Parameter("progress", "const u32*", torch.int32),
+        *numbers("producers", "B", "T", "row_t"),
+    )
+
+
 @cache
 def _kernel(spec: KernelSpec, tiling: Tiling, device: int) -> LoadedKernel:
     # All of the shared memory, so that each block gets a multiprocessor that the loop does not use.
     shape = tiling.threads(spec.dtype), spec.gpu.shared_per_block, 1, False
     dependent = not tiling.resumes
-    return load(compile_kernel(spec, tiling), parameters.concurrent_gradient(spec), device, *shape, dependent)
+    return load(compile_kernel(spec, tiling), parameters(spec), device, *shape, dependent)
 
 
 def compile_kernels(spec: KernelSpec, tiling: Tiling) -> None:
@@ -250,18 +266,22 @@ def prelude(spec: KernelSpec, tiling: Tiling) -> str:
         "SHARED_BYTES_EXPECTED": spec.gpu.shared_per_block,
     }
     source = definitions(spec.dtype, sizes | constants, indices, spec.variant.tf32)
-    return "\n".join((source, declaration(parameters.concurrent_gradient(spec)), *_wgmma_of(tiling.columns, second)))
+    return "\n".join((source, declaration(parameters(spec)), *_wgmma_of(tiling.columns, second)))
 
 
 def _second_column(spec: KernelSpec, tiling: Tiling) -> int:
-    """Return the first column of the second of two wgmma instructions; all columns if there is one. With three
-    warpgroups that multiply and one that copies, the compiler refuses an instruction for more columns."""
+    """Return the first column of the second of two wgmma instructions; all columns if there is one.
+
+    With three warpgroups that multiply and one that copies, the compiler refuses an instruction for more columns.
+    """
     return 128 if tiling.threads(spec.dtype) == 512 and tiling.columns > 200 else tiling.columns
 
 
 def _wgmma_of(columns: int, second: int) -> tuple[str, str]:
-    """Return the wgmma instructions for `columns` columns, of which the second begins at column `second`, and their
-    operands, as resident/kernels/warpgroup.cuh takes them."""
+    """Return the wgmma instructions for `columns` columns, and their operands, as warpgroup.cuh takes them.
+
+    The second instruction begins at column `second`.
+    """
     operands = ", ".join(f'"+f"(c[{i}])' for i in range(columns // 2))
     left, right, adds = columns // 2, columns // 2 + 1, columns // 2 + 3
     product = f"setp.ne.b32 add, %{adds}, 0;"

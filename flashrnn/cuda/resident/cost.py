@@ -8,6 +8,7 @@ from flashrnn.cells.printers.cuda import exchanges
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import Expression, ceil_div, lookup, maximum, minimum
 from flashrnn.constrint.expressions import Operand
+from flashrnn.cuda.resident.resources import more_operations, polled_words, registers, shared_memory
 from flashrnn.cuda.resident.tiling import (
     Tiling,
     cells_of_lane,
@@ -15,11 +16,7 @@ from flashrnn.cuda.resident.tiling import (
     has_one_gate,
     helped,
     lane_cells,
-    more_operations,
     operands,
-    polled_words,
-    registers,
-    shared_memory,
     splits,
     spread,
     tiles_of_warp,

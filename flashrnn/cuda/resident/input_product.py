@@ -6,11 +6,11 @@ from itertools import product
 
 import torch
 
-from flashrnn.cuda import parameters
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.parameters import declaration
+from flashrnn.cuda.parameters import Parameter, Parameters, declaration, numbers
 from flashrnn.cuda.resident import solver
+from flashrnn.cuda.resident.parameters import chunks
 from flashrnn.cuda.resident.source import LAYER_CHUNKS
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import KernelSpec
@@ -52,8 +52,7 @@ class ProductTiling:
 
     @staticmethod
     def of(spec: KernelSpec) -> "ProductTiling | None":
-        """Return the tiling with the fewest blocks that takes no longer than the time steps of a layer; None if there
-        is none."""
+        """Return the tiling with the fewest blocks that is as fast as a layer's steps; None if there is none."""
         H, backward = spec.heads * spec.head_dim, spec.direction == "backward"
         gates = len(spec.cell.input_gates) * H
         K, width = (gates, H) if backward else (H, gates)
@@ -66,6 +65,17 @@ class ProductTiling:
             if fits and not idle and tiling.step_operations(spec.batch) <= step * OPERATIONS:
                 return tiling
         return None
+
+
+def parameters(dtype: torch.dtype) -> Parameters:
+    """Return the parameters of resident/kernels/input_product.cuh."""
+    return (
+        Parameter("rows", "const scalar*", dtype),
+        Parameter("W", "const scalar* __restrict__", dtype),
+        Parameter("product", "scalar*", dtype),
+        *chunks(),
+        *numbers("B", "T", "row_t"),
+    )
 
 
 def compile_product(spec: KernelSpec, tiling: ProductTiling) -> Binary:
@@ -86,10 +96,10 @@ def prelude(dtype: torch.dtype, tiling: ProductTiling) -> str:
         "LAYER_CHUNK": tiling.chunk,
         "SHARED_BYTES_EXPECTED": tiling.shared_bytes,
     }
-    return "\n".join((definitions(dtype, constants, {}), declaration(parameters.input_product(dtype))))
+    return "\n".join((definitions(dtype, constants, {}), declaration(parameters(dtype))))
 
 
 @cache
 def product_kernel(spec: KernelSpec, tiling: ProductTiling, cluster: int, device: int) -> LoadedKernel:
     shape = THREADS, tiling.shared_bytes, cluster, False
-    return load(compile_product(spec, tiling), parameters.input_product(spec.dtype), device, *shape, dependent=True)
+    return load(compile_product(spec, tiling), parameters(spec.dtype), device, *shape, dependent=True)

@@ -10,7 +10,8 @@ from flashrnn.cells.trace import trace
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.machine_code import spills_between_products
-from flashrnn.cuda.resident import solver, tiling
+from flashrnn.cuda.resident import solver
+from flashrnn.cuda.resident.resources import shared_bytes, spillable
 from flashrnn.cuda.resident.source import prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.resident.tuned import saved_tiling
@@ -61,9 +62,11 @@ def _compile_bucket(spec: KernelSpec) -> _Compiled:
 
 
 def _compile_others(spec: KernelSpec, tried: list[_Compiled], found: Iterator[Tiling]) -> None:
-    """Add to `tried`, which holds the best tiling by estimate, the same with less of R in registers, until one fits. If
-    its loop has more than a few instructions for spilled registers, go on until one spills little. If none fits, add
-    tilings of `found` until one does."""
+    """Add to `tried`, which holds the best tiling by estimate, the same with less of R in registers, until one fits.
+
+    If its loop has more than a few instructions for spilled registers, go on until one spills little. If none fits, add
+    tilings of `found` until one does.
+    """
     best, near = tried[0][1], list(islice(found, _NEAR))
     alike = {one.register_fragments: one for one in reversed(near) if one.distribution == best.distribution}
     fewer = sorted((fragments for fragments in alike if fragments < best.register_fragments), reverse=True)
@@ -86,12 +89,14 @@ def _compile_others(spec: KernelSpec, tried: list[_Compiled], found: Iterator[Ti
 
 def _fits(spec: KernelSpec, one: _Compiled) -> bool:
     binary, choice = one
-    return binary.spilled <= SPILLED + 4 * tiling.spillable(spec, choice.grid)
+    return binary.spilled <= SPILLED + 4 * spillable(spec, choice.grid)
 
 
 def _spills(spec: KernelSpec, one: _Compiled) -> tuple[int, bool]:
-    """Return how many instructions load or store spilled registers among the loop's products, and whether more spills
-    than a little. The former is 0 where it was not timed: in float32, and if steps reduce over units."""
+    """Return how many instructions among the loop's products access spilled registers, and whether much spills.
+
+    The former is 0 where it was not timed: in float32, and if steps reduce over units.
+    """
     binary = one[0]
     timed = binary.spilled and spec.dtype.itemsize == 2 and not trace(spec.cell).reduces
     return sum(spills_between_products(binary.code)) if timed else 0, binary.spilled > _LITTLE
@@ -99,7 +104,7 @@ def _spills(spec: KernelSpec, one: _Compiled) -> tuple[int, bool]:
 
 def compile_tiling(spec: KernelSpec, choice: Tiling) -> Binary:
     """Return the kernel with this tiling."""
-    source = prelude(spec, choice, tiling.shared_bytes(spec, choice))
+    source = prelude(spec, choice, shared_bytes(spec, choice))
     header, entry = f"resident/kernels/{spec.direction}.cuh", f"flashrnn_{spec.direction}"
     return build(source, header, entry, spec.gpu.arch, str(spec))
 

@@ -1,4 +1,4 @@
-"""Concurrent layers of a network: each layer runs one chunk of time steps and its input product behind the layer below.
+"""Concurrent layers of a network: each layer runs a chunk of time steps and its input product later than the one below.
 
 A layer with a small batch leaves most of the GPU idle. Each layer is a launch of the forward kernel; between two
 layers, a kernel computes the input product. Each launch is the programmatic dependent of the previous one: it begins
@@ -49,8 +49,11 @@ def are_faster(problem: Problem, batch: int, layers: int, backend: str) -> bool:
 
 
 def _product_tiling(alone: KernelSpec, layers: int, steps: int) -> ProductTiling | None:
-    """Return the tiling of the products between concurrent layers; None if these are not supported, or not expected to
-    be faster than layers in turn. `alone` is the spec of one layer. GPUs other than Hopper were not measured."""
+    """Return the tiling of the products between concurrent layers; None if the layers run in turn.
+
+    They do if concurrent layers are not supported, or not expected to be faster. `alone` is the spec of one layer. GPUs
+    other than Hopper were not measured.
+    """
     served = alone.gpu.warpgroup_products and alone.dtype.itemsize == 2 and alone.heads * alone.head_dim % 8 == 0
     if not served or steps < FEWEST_STEPS or (tiling := ProductTiling.of(alone)) is None:
         return None
@@ -60,7 +63,7 @@ def _product_tiling(alone: KernelSpec, layers: int, steps: int) -> ProductTiling
     loop = solver.likely_tiling(spec)
     if _clusters(spec, producers(spec, loop), loop.blocks) > spec.gpu.clusters_at_once(loop.blocks):
         return None
-    offset = tiling.chunk + loop.stages  # by which a layer is behind the previous one
+    offset = tiling.chunk + loop.stages  # steps by which a layer starts later than the previous one
     of_chunk = tiling.chunk * tiling.step_operations(spec.batch) / OPERATIONS
     expected = (steps + (layers - 1) * offset) * (solver.cycles(spec, loop) + _CHUNK / tiling.chunk)
     expected += (layers - 1) * (of_chunk + _HOP)
@@ -75,8 +78,7 @@ def _clusters(spec: KernelSpec, loop_blocks: int, cluster: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Chain:
-    """The launches of one direction: the loop of the first layer and, for each later layer, the product before its
-    loop."""
+    """The launches of one direction: the first layer's loop and, for each later layer, a product before its loop."""
 
     tiling: ProductTiling
     product: LoadedKernel
@@ -106,8 +108,10 @@ class _Chain:
     def _multiply(
         self, kernel: LoadedKernel, rows: Tensor, W: Tensor, product: Tensor, arrived: Tensor, done: Tensor | None
     ) -> None:
-        """Launch the kernel of a product. It waits for the counters `arrived` of the chunks of its rows, and increments
-        those in `done`."""
+        """Launch the kernel of a product.
+
+        It waits for the counters `arrived` of the chunks of its rows, and increments those in `done`.
+        """
         B, T, row_t = self.sizes
         arguments: Mapping[str, Argument] = {
             "rows": rows,

@@ -12,17 +12,16 @@ from torch import Tensor
 
 from flashrnn.cells import Cell
 from flashrnn.cells.trace import trace
-from flashrnn.cuda import parameters
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.parameters import declaration
+from flashrnn.cuda.parameters import B, Parameters, Tensors, counts, declaration, numbers
 from flashrnn.cuda.resident.calls import Backward, each_state
 from flashrnn.cuda.resident.source import gate_format
 from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import Gpu
 from flashrnn.problem import aux_dtype, empty_aux, state_dtype
-from flashrnn.residual import empty_gates
+from flashrnn.residual import empty_gates, head_numbers
 
 MOST_SEQUENCES = 64
 MOST_WORK = {2: 2**22, 4: 2**23}  # sequences times units², by the bytes of a weight: beyond, tensor cores are faster
@@ -38,7 +37,7 @@ class SingleStep:
         cell, B, N, D = spec.cell, spec.batch, spec.heads, spec.head_dim
         self.states, self.batch, self.size, self.backward = len(cell.states), B, N * D, backward
         self.gate_format = gate_format(cell, N, D, spec.dtype)
-        self._launch = _kernel(spec, device.index).with_known(B=B)
+        self._launch = _kernel(spec, device.index).bind(B=B)
         self._blocks = -(-self.size // _WARPS) * -(-B // _SEQUENCES)
         rows = torch.empty(B, 1, 1, N, D, dtype=spec.dtype, device="meta")
         residual = empty_aux(cell, rows, False, True), empty_gates(cell, rows, True, self.gate_format)
@@ -99,9 +98,27 @@ def serves(cell: Cell, size: int, batch: int, dtype: torch.dtype) -> bool:
     return few and not trace(cell).reduces
 
 
+def parameters(spec: KernelSpec) -> Parameters:
+    """Return the parameters of resident/kernels/single_step.cuh."""
+    tensors, (S, G, GI, GR, _), N, D = Tensors(spec), counts(spec), spec.heads, spec.head_dim
+    return (
+        tensors.reads("x", "scalar", B, "features"),
+        tensors.reads("W", "scalar", GI, N, D, "features"),
+        tensors.reads("R", "scalar", GR, N, D, D),
+        tensors.reads("bias", "scalar", G, N, D),
+        tensors.reads("reset", "unsigned char", B),
+        tensors.writes("h", "scalar", B, N, D),
+        tensors.writes("aux", "aux_number", S - 1, B, N, D),
+        tensors.writes("gates", "gate", B, N, head_numbers(spec.cell, N, D, spec.dtype)),
+        tensors.writes("last", "float", S, B, N, D),
+        *(tensors.reads(f"initial_{i}", "float", B, N, D) for i in range(S)),
+        *numbers("features", "B"),
+    )
+
+
 @cache
 def _kernel(spec: KernelSpec, device: int) -> LoadedKernel:
-    return load(compile_kernel(spec), parameters.single_step(spec), device, THREADS, 0, 1, False)
+    return load(compile_kernel(spec), parameters(spec), device, THREADS, 0, 1, False)
 
 
 def compile_kernel(spec: KernelSpec) -> Binary:
@@ -118,7 +135,7 @@ def prelude(spec: KernelSpec) -> str:
     return "\n".join(
         (
             cell_prelude(spec, constants),
-            declaration(parameters.single_step(spec)),
+            declaration(parameters(spec)),
             f"#define INITIAL_STATES {', '.join(f'params.initial_{i}' for i in states)}",
         )
     )

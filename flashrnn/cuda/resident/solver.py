@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from math import ceil
+from pathlib import Path
 
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import (
@@ -26,16 +27,27 @@ from flashrnn.constrint import (
 )
 from flashrnn.cuda.buckets import Solver, bucket
 from flashrnn.cuda.resident import cost
-from flashrnn.cuda.resident import tiling as resources
-from flashrnn.cuda.resident.tiling import Tiling, Unknowns, tiles_of_warp
+from flashrnn.cuda.resident.resources import registers, shared_memory, spillable
+from flashrnn.cuda.resident.tiling import (
+    Tiling,
+    Unknowns,
+    bias_parts,
+    in_rows,
+    splits,
+    spread,
+    spreads_clusters,
+    tiles_of_warp,
+)
 from flashrnn.cuda.spec import KernelSpec
 
 _BATCH, _SPREAD = "batch", "spread"  # quantities of the problem that are not fields of a Tiling
 
 
 def tilings(spec: KernelSpec) -> Iterator[Tiling]:
-    """Yield the tilings that fit, the best by estimate first. Raises Infeasible, which names the violated
-    constraints."""
+    """Yield the tilings that fit, the best by estimate first.
+
+    Raises Infeasible, which names the violated constraints.
+    """
     return (tiling for _, tiling in estimates(spec))
 
 
@@ -65,8 +77,10 @@ def _as_tiling(spec: KernelSpec, solution: Solution, grid: bool) -> Tiling:
 
 
 def infeasible(spec: KernelSpec) -> Infeasible | None:
-    """Return why no tiling fits, or None if one does. The batch size is ignored, because it may have any number of
-    tiles."""
+    """Return why no tiling fits, or None if one does.
+
+    The batch size is ignored, because it may have any number of tiles.
+    """
     spec = _of_any_batch(spec)
     return _infeasible(spec, grid=False) and _infeasible(spec, grid=True)
 
@@ -102,13 +116,13 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Express
     at_once = _groups_at_once(spec, grid)
     tiling = _unknowns(p, spec, grid, at_once)
     blocks, k_slices, warps = tiling.blocks, tiling.k_slices, tiling.warps
-    shared = resources.shared_memory(spec, tiling)
+    shared = shared_memory(spec, tiling)
 
     p.add("units of the head", tiling.padded >= spec.head_dim)
     p.add("threads", tiling.threads <= gpu.threads_per_block)
     p.add("whole fragments", (blocks * tiling.unit_tiles) % k_slices == 0)
-    p.add("fragments of R", tiling.register_fragments <= resources.splits(spec) * tiles_of_warp(spec, tiling))
-    if resources.in_rows(spec) and not grid:
+    p.add("fragments of R", tiling.register_fragments <= splits(spec) * tiles_of_warp(spec, tiling))
+    if in_rows(spec) and not grid:
         whole_rows = tiling.sequences % (4 * k_slices) == 0
         if len(at_once) > 1:
             helped = (tiling.sequences == 2) & (k_slices == 1)  # HELPED in tiles.cuh
@@ -120,7 +134,7 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Express
         if trace(spec.cell).reduces:  # the step takes longer than the product
             per_warp |= (blocks == 1) & (len(spec.cell.recurrent_gates) * tiling.unit_tiles % k_slices == 0)
         p.add("units per warp", per_warp)
-        of_biases = resources.bias_parts(spec, tiling) * len(spec.cell.gates) * tiling.units * 4
+        of_biases = bias_parts(spec, tiling) * len(spec.cell.gates) * tiling.units * 4
         p.add("shared memory for the sums of biases", of_biases <= shared, unit="bytes")
     if grid and spec.layers > 1:
         p.add("clusters alone, of layers at the same time", blocks <= 1)
@@ -128,7 +142,7 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Express
         p.add("one tile of sequences, of layers at the same time", tiling.batch_tiles == 1)
     if grid:
         p.add("no idle block", tiling.units * (blocks - k_slices) < spec.head_dim)
-    needed = resources.registers(spec, tiling) - resources.spillable(spec, grid)
+    needed = registers(spec, tiling) - spillable(spec, grid)
     p.add("registers per thread", needed <= gpu.registers_per_thread, unit="registers")
     p.add("registers", needed * 32 * warps <= gpu.registers, unit="registers")
     p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
@@ -143,7 +157,7 @@ def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mappi
     unit_tiles = p.variable("unit_tiles", range(1, 5 if grid else 17), "tiles of 16 units per block")
     k_slices = p.variable("k_slices", [1, 2, 4, 8, 16] if grid else [1, 2, 4], "warps per tile")
     batch_tiles = p.variable("batch_tiles", [1, 2], "tiles of 8 sequences per block")
-    sequences, spread = 8 * batch_tiles, 0  # per group
+    sequences, spreads = 8 * batch_tiles, 0  # per group
     if not grid and len(at_once) > 1:
         fewer = minimum(
             sequences, lookup(blocks, {size: _sequences_in_one_wave(spec, size, at_once[size]) for size in at_once})
@@ -157,18 +171,18 @@ def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mappi
             right |= (blocks <= 4) & (sequences == 8 * batch_tiles)
         if trace(spec.cell).reduces:
             right |= (blocks == 1) & (sequences == 4 * batch_tiles)
-            if resources.in_rows(spec) and spec.layers == 1:
+            if in_rows(spec) and spec.layers == 1:
                 right |= (blocks == 1) & (batch_tiles == 1) & (sequences == 2)
         else:
-            spread = _spread_columns(p, spec, blocks, k_slices, batch_tiles, sequences)
-            right |= spread == 1
+            spreads = _spread_columns(p, spec, blocks, k_slices, batch_tiles, sequences)
+            right |= spreads == 1
         p.add("sequences of a group", right)
     few = grid or spec.layers > 1  # later loads do not require the layer below to be as far ahead
     stages = p.variable("stages", [2, 3, 4] if few else [2, 3, 4, 6, 8], "steps loaded ahead", prefer="largest")
     register_fragments = p.variable("register_fragments", range(0, 65, 4), "fragments of R in a thread's registers")
     any_sequences = spec.any_sequences or not trace(spec.cell).reduces  # memory is sized as if it were True
     tiling = unit_tiles, k_slices, batch_tiles, sequences, blocks, grid, stages, register_fragments, any_sequences
-    return Unknowns(*tiling, spread)
+    return Unknowns(*tiling, spreads)
 
 
 def _spread_columns(
@@ -179,28 +193,27 @@ def _spread_columns(
     batch_tiles: Variable,
     sequences: Variable,
 ) -> Variable:
-    """Return the unknown whose value is `resources.spread` of the tiling."""
-    spread = p.variable(_SPREAD, [0, 1], "whether every second column alone is used")
+    """Return the unknown whose value is `tiling.spread` of the tiling."""
+    spreads = p.variable(_SPREAD, [0, 1], "whether every second column alone is used")
     allowed, otherwise = blocks == 1, blocks > 1
-    if resources.spreads_clusters(spec) and not spec.any_sequences:
+    if spreads_clusters(spec) and not spec.any_sequences:
         allowed, otherwise = allowed | (k_slices == 1), otherwise & (k_slices > 1)
-    p.add("every second column", (spread == 0) | ((batch_tiles == 1) & (sequences == 4) & allowed))
-    p.add("all columns", (spread == 1) | (batch_tiles == 2) | (sequences < 4) | (sequences > 4) | otherwise)
-    return spread
+    p.add("every second column", (spreads == 0) | ((batch_tiles == 1) & (sequences == 4) & allowed))
+    p.add("all columns", (spreads == 1) | (batch_tiles == 2) | (sequences < 4) | (sequences > 4) | otherwise)
+    return spreads
 
 
 def _sequences_in_one_wave(spec: KernelSpec, size: int, at_once: int) -> int:
-    """Return the even number of sequences, at most 16, with which clusters of `size` blocks serve the batch in one
-    wave.
+    """Return the even number of sequences, at most 16, with which clusters serve the batch in one wave.
 
     It is small, because the exchange between the blocks of a cluster takes longer for more sequences. If every head
     still gets a cluster, multiprocessors are left for d_R.
     """
     if size == 1:
         return 16
-    leaving_room = (spec.gpu.multiprocessors - cost.idle_multiprocessors(spec)) // size
+    beside_idle = (spec.gpu.multiprocessors - cost.idle_multiprocessors(spec)) // size
     heads = spec.heads * spec.layers
-    groups = min(at_once, leaving_room) // heads or at_once // heads
+    groups = min(at_once, beside_idle) // heads or at_once // heads
     fewest = ceil(spec.batch / groups) if groups else 16
     return min(fewest + fewest % 2, 16)
 
@@ -239,8 +252,10 @@ def likely_tiling(spec: KernelSpec) -> Tiling:
 
 
 def cycles(spec: KernelSpec, tiling: Tiling) -> float:
-    """Return the estimated clock cycles of a time step of the whole batch. The tiling may have been chosen for another
-    batch."""
+    """Return the estimated clock cycles of a time step of the whole batch.
+
+    The tiling may have been chosen for another batch.
+    """
     return _estimate_for(spec, tiling)(tiling, spec.batch)
 
 
@@ -259,7 +274,7 @@ def _estimate(spec: KernelSpec, grid: bool) -> Callable[[Tiling, int], float]:
     eighths = compile_value(cost.eighths(spec, tiling, at_once, batch), p.variables)
 
     def values(tiling: Tiling) -> list[int]:
-        return [resources.spread(spec, tiling) if name == _SPREAD else getattr(tiling, name) for name in names]
+        return [spread(spec, tiling) if name == _SPREAD else getattr(tiling, name) for name in names]
 
     return lambda tiling, batch: eighths([*values(tiling), batch]) / 8
 
@@ -269,4 +284,5 @@ def _kernel_cycles(spec: KernelSpec, tiling: Tiling) -> float:
     return cycles(spec, for_batch(spec, tiling)) + tiling.any_sequences
 
 
-SOLVER = Solver((__file__, cost.__file__, resources.__file__), best, _kernel_cycles)
+_SOURCES = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in ("solver", "cost", "resources", "tiling"))
+SOLVER = Solver(_SOURCES, best, _kernel_cycles)

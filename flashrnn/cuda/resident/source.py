@@ -5,14 +5,15 @@ from functools import lru_cache
 import torch
 
 from flashrnn.cells import Cell
+from flashrnn.cells.gates import varying
 from flashrnn.cells.hoisting import LoopCell
 from flashrnn.cells.printers.cuda import early_values
 from flashrnn.cells.trace import trace
-from flashrnn.cuda.parameters import declaration, fused
+from flashrnn.cuda.parameters import declaration
+from flashrnn.cuda.resident.parameters import fused
 from flashrnn.cuda.resident.tiling import Tiling, centres_weights, is_dense, is_helped, is_scaled
 from flashrnn.cuda.source import cell_prelude, finite_at_zero
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.products import varying
 from flashrnn.residual import GateFormat, filled
 
 CHUNK_UNIT = 16  # steps: chunks of the backward's loop (kernels/chunks.cuh) are multiples of this

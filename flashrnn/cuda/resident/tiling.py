@@ -1,25 +1,15 @@
-"""Tilings of a resident kernel, and the registers and shared memory that a kernel with a tiling needs."""
+"""Tilings of a resident kernel, and how a tiling distributes products and cells over warps and lanes."""
 
 from dataclasses import dataclass, replace
-from math import ceil
 
 import torch
 
-from flashrnn.cells import Cell
 from flashrnn.cells.bounds import is_bounded
-from flashrnn.cells.built_in import LSTM
 from flashrnn.cells.centring import is_centred
-from flashrnn.cells.printers.cuda import early_values, exchanges, operation_count
 from flashrnn.cells.trace import trace
-from flashrnn.constrint import Expression, ceil_div, maximum, minimum
+from flashrnn.constrint import Expression, maximum, minimum
 from flashrnn.constrint.expressions import Operand
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.products import varying
-from flashrnn.residual import residual_dtype
-
-_BARRIERS = 64  # bytes of shared memory: BARRIER_BYTES in resident/kernels/tiles.cuh
-_GRID_SLACK = {"forward": 20, "backward": 16}  # registers for an exchange through L2
-_LATER_EXCHANGE = 16  # registers for each further exchange over units in a forward step, with fp16x2 splits
 
 
 @dataclass(frozen=True)
@@ -64,8 +54,7 @@ class Tiling:
 
     @property
     def distribution(self) -> "Tiling":
-        """Return the tiling without its stages and its fragments of R in registers, which do not affect how the work is
-        distributed."""
+        """Return the tiling without what does not affect how work is distributed: stages, and R in registers."""
         return replace(self, stages=0, register_fragments=0)
 
     def batches(self, batch: int) -> int:
@@ -75,10 +64,22 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Unknowns(Tiling):
-    """The unknowns of a problem. `spread` follows from the others, but as an unknown it gives tighter bounds of the
-    estimate."""
+    """The unknowns of a problem.
+
+    `spread` follows from the others, but as an unknown it gives tighter bounds of the estimate.
+    """
 
     spread: Operand = 0
+
+
+def several(number: Operand) -> Expression:
+    """Return 1 if a number of blocks or warps, which is at least 1, is larger than 1, else 0."""
+    return minimum(number - 1, 1)
+
+
+def alone(number: Operand) -> Expression:
+    """Return 1 if a number of blocks or warps is 1, else 0."""
+    return 1 - several(number)
 
 
 def is_scaled(spec: KernelSpec) -> bool:
@@ -102,109 +103,6 @@ def tiles_of_warp(spec: KernelSpec, tiling: Tiling) -> Operand:
     return len(spec.cell.recurrent_gates) * tiling.blocks * tiling.unit_tiles // tiling.k_slices
 
 
-def registers(spec: KernelSpec, tiling: Tiling) -> Expression:
-    """Estimate the registers of a thread: R, addresses, tiles of sums, values of cells."""
-    gates, states, cells = len(varying(spec.cell)), len(spec.cell.states), cells_of_lane(spec, tiling)
-    if spec.direction == "forward":
-        sums, values = len(spec.cell.recurrent_gates), 1 + (gates + 2 * states) * cells + cells // 4 * 34
-        values += more_operations(spec.cell, spec.direction) // 8 * cells
-        if is_scaled(spec):
-            values += _LATER_EXCHANGE * tiling.grid * max(len(exchanges(spec.cell, "forward")) - 1, 0)
-    else:
-        sums = maximum(4, minimum(tiling.blocks // tiling.k_slices, 8))
-        constants = len(spec.cell.gates) - gates  # their gradients are summed for neighbouring units
-        values = (2 * gates + 3 * states) * cells + constants * minimum(cells, 2)
-        values += more_operations(spec.cell, spec.direction) // 8 * cells  # some operations lie between reductions
-    slack = _GRID_SLACK[spec.direction] * tiling.grid
-    return tiling.register_fragments * 4 + 38 + 8 * splits(spec) + 4 * (sums * tiling.batch_tiles) + values + slack
-
-
-def polled_words(spec: KernelSpec, tiling: Tiling) -> Operand:
-    """Return the registers for the words that a lane of a grid polls at once in a reduction over units, needed only
-    briefly."""
-    if not tiling.grid:
-        return 0
-    pairs = max((one.pairs for one in exchanges(spec.cell, spec.direction)), default=0)
-    return 2 * pairs * minimum(4, ceil_div(tiling.blocks * tiling.batch_tiles, 4 * tiling.k_slices))
-
-
-def published_words(spec: KernelSpec, tiling: Tiling) -> int:
-    """Return the 8-byte words of a grid's reductions over units: WORDS in kernels/grid_reductions.cuh."""
-    found = exchanges(spec.cell, spec.direction)
-    pairs = max((one.pairs for one in found), default=0)
-    row = tiling.columns * (pairs if pairs < 2 else pairs + pairs % 2)
-    return max(len(found), 2) * tiling.blocks * tiling.unit_tiles * (row + -row % 16)
-
-
-def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
-    """Return the bytes of a block's dynamic shared memory."""
-    return shared_memory(spec, tiling).evaluate({})
-
-
-def shared_memory(spec: KernelSpec, tiling: Tiling) -> Expression:
-    """Return the bytes of SharedMemory in resident/kernels/{forward,backward}_memory.cuh."""
-    cell, parts, size = spec.cell, splits(spec), spec.dtype.itemsize
-    gates, others = len(cell.recurrent_gates), len(cell.states) - 1
-    seqs, units, warps = 8 * tiling.batch_tiles, tiling.units, tiling.warps
-    from_memory = parts * tiles_of_warp(spec, tiling) - tiling.register_fragments
-    several_blocks, several_warps = minimum(tiling.blocks - 1, 1), minimum(tiling.k_slices - 1, 1)
-    rows = (1 - several_blocks) * int(in_rows(spec))
-    sums = several_warps * warps * lane_cells(spec, tiling) * 128  # of one gate
-    early = 0
-    if in_rows(spec):
-        pairs = ceil(early_values(cell, spec.direction) / 2)
-        early = helped(spec, tiling) * tiling.sequences * (pairs * spec.head_dim * 16)
-        half = minimum(tiling.columns // (2 * tiling.sequences), 1)  # 1 if every second column alone is used
-        slices = tiling.k_slices if spec.direction == "forward" else _slices(spec, tiling)
-        of_rows = slices * (4 * tiling.batch_tiles * (2 - half)) * (spec.head_dim + 4 + 4 * half) * 4
-        sums = several_blocks * sums + (1 - several_blocks) * of_rows
-        row_of_squares = (spec.head_dim // 2 + (8 if spec.head_dim > 16 else 0)) * 4
-        early += centres(spec, tiling) * ((4 * tiling.batch_tiles * (2 - half)) * row_of_squares)
-    if spec.direction == "forward":
-        operand, row = operands(spec, tiling) * tiling.padded * (seqs + rows) * 2, len(cell.input_gates) * size
-        exchange = gates * sums + several_blocks * (operands(spec, tiling) * units * seqs * 2)
-    else:
-        uses_h = cell.states[0] in trace(cell).factors.inputs
-        operand = operands(spec, tiling) * gates * units * (seqs + rows) * 2
-        received = seqs if tiling.any_sequences else tiling.sequences
-        stored_gates = (len(varying(cell)) | 1) * residual_dtype(spec.dtype).itemsize  # the pitch of tiles.cuh
-        row = stored_gates + (1 + uses_h) * size + others * 4
-        exchange = (
-            sums
-            if tiling.grid
-            else several_blocks * (2 * tiling.padded * received * size) + (1 - several_blocks) * sums
-        )
-        row += ceil(trace(cell).statistics.needed / 4)  # 16 bytes per tile of 16 units
-    inputs = units * seqs * row + rows * (tiling.unit_tiles * 32)
-    constants = (len(cell.gates) - len(varying(cell))) * units * 4  # biases
-    resident = warps * maximum(from_memory, 0) * 512 + _BARRIERS + _reduction_bytes(spec, tiling) + constants
-    resident += int(is_scaled(spec)) * contributions(spec, tiling) * seqs * 4  # MAGNITUDE_BYTES in scale.cuh
-    return 2 * operand + tiling.stages * inputs + exchange + resident + early
-
-
-def _slices(spec: KernelSpec, tiling: Tiling) -> Operand:
-    """Return SLICES of kernels/backward_memory.cuh, if a row of lanes has all units of a sequence."""
-    alone = 2 - minimum(tiling.k_slices, 2)  # 1 if one warp multiplies for a unit tile, else 0
-    return tiling.k_slices + alone * (tiling.unit_tiles - 1)
-
-
-def _reduction_bytes(spec: KernelSpec, tiling: Tiling) -> Operand:
-    """Return REDUCTION_BYTES of resident/kernels/unit_reductions.cuh."""
-    found = exchanges(spec.cell, spec.direction)
-    if not found:
-        return 0
-    vectors, seqs = max(one.vectors for one in found), 8 * tiling.batch_tiles
-    if tiling.grid:
-        return 2 * tiling.warps * seqs * vectors * 16
-    several = minimum(tiling.blocks - 1, 1)
-    of_buffers = found if len(found) > 1 else found * 2
-    part = sum(8 if one.words <= 2 else 16 * one.vectors for one in of_buffers)
-    sequences = seqs if tiling.any_sequences else tiling.sequences
-    received = tiling.blocks * contributions(spec, tiling) * sequences * part + ceil(len(of_buffers) / 2) * 16
-    partials = seqs * (2 * (contributions(spec, tiling) * vectors + 1) + vectors) * 16
-    return (1 - several) * (1 - int(in_rows(spec))) * partials + several * received
-
-
 def contributions(spec: KernelSpec, tiling: Tiling) -> Operand:
     """Return the number of warps of a block that have units of the same sequence."""
     if tiling.grid and trace(spec.cell).reduces:  # BOTH_UNITS in tiles.cuh
@@ -222,7 +120,7 @@ def helped(spec: KernelSpec, tiling: Tiling) -> Operand:
     """Return 1 if half of the warps have all cells, and the others help them, else 0: HELPED in tiles.cuh."""
     if not in_rows(spec) or tiling.grid:
         return 0
-    return (1 - minimum(tiling.blocks - 1, 1)) * minimum(2 // tiling.sequences, 1)
+    return alone(tiling.blocks) * minimum(2 // tiling.sequences, 1)
 
 
 def is_helped(spec: KernelSpec, tiling: Tiling) -> bool:
@@ -243,16 +141,16 @@ def centres(spec: KernelSpec, tiling: Tiling) -> Operand:
     permitted = spec.direction == "forward" and spec.dtype.itemsize == 2
     if not permitted or not in_rows(spec) or tiling.grid or not is_centred(spec.cell):
         return 0
-    alone = (1 - minimum(tiling.blocks - 1, 1)) * (2 - minimum(tiling.k_slices, 2))
-    return alone * minimum(tiling.register_fragments // tiles_of_warp(spec, tiling), 1)
+    one_warp = alone(tiling.blocks) * alone(tiling.k_slices)
+    return one_warp * minimum(tiling.register_fragments // tiles_of_warp(spec, tiling), 1)
 
 
 def bias_parts(spec: KernelSpec, tiling: Tiling) -> Expression:
     """Return the number of parts whose sum is the gradient of a bias: BIAS_PARTS in kernels/backward_cells.cuh."""
-    alone = (1 - minimum(tiling.blocks - 1, 1)) * int(in_rows(spec))
+    of_rows = alone(tiling.blocks) * int(in_rows(spec))
     rows = 4 * tiling.k_slices
     rows -= helped(spec, tiling) * (rows - tiling.sequences)
-    return (1 - alone) * minimum(tiling.k_slices, lane_cells(spec, tiling)) + alone * rows
+    return (1 - of_rows) * minimum(tiling.k_slices, lane_cells(spec, tiling)) + of_rows * rows
 
 
 def lane_cells(spec: KernelSpec, tiling: Tiling) -> Operand:
@@ -261,9 +159,8 @@ def lane_cells(spec: KernelSpec, tiling: Tiling) -> Operand:
     if tiling.grid:
         return of_tiles
     if trace(spec.cell).reduces:
-        several = minimum(tiling.blocks - 1, 1)
-        of_cluster = of_tiles - 2 * dense(spec, tiling)
-        return maximum(several * of_cluster + (1 - several) * maximum(tiling.sequences // 2, 2), 1)
+        of_cluster, of_block = of_tiles - 2 * dense(spec, tiling), maximum(tiling.sequences // 2, 2)
+        return maximum(several(tiling.blocks) * of_cluster + alone(tiling.blocks) * of_block, 1)
     return of_tiles - 2 * spread(spec, tiling)
 
 
@@ -303,7 +200,7 @@ def dense(spec: KernelSpec, tiling: Tiling) -> Operand:
         return 0
     few = minimum(tiling.columns // 2 // tiling.sequences, 1)  # at most half of the columns are used
     warps = minimum(8 // tiling.warps, 1) * minimum(tiling.k_slices // (2 if spec.direction == "forward" else 4), 1)
-    return few * warps * minimum(tiling.blocks - 1, 1) * (2 - tiling.batch_tiles)
+    return few * warps * several(tiling.blocks) * (2 - tiling.batch_tiles)
 
 
 def operands(spec: KernelSpec, tiling: Tiling) -> Operand:
@@ -323,15 +220,3 @@ def _is_one(of_numbers: Operand) -> bool:
 def cells_of_lane(spec: KernelSpec, tiling: Tiling) -> Expression:
     """Return the number of cells whose element-wise step a lane computes."""
     return maximum(lane_cells(spec, tiling) // tiling.k_slices, 1 + helped(spec, tiling))
-
-
-def spillable(spec: KernelSpec, grid: bool) -> int:
-    """Return how many registers may spill in the loop: none, except if steps reduce over units in a cluster. In a grid,
-    where a kernel needs fewer registers, each exchange takes longer than all that spills."""
-    return 40 if trace(spec.cell).reduces and not grid else 0
-
-
-def more_operations(cell: Cell, direction: str) -> int:
-    """Return by how many operations the step of a cell that reduces over units exceeds that of an LSTM; 0 for other
-    cells."""
-    return max(0, operation_count(cell, direction) - operation_count(LSTM, direction)) if trace(cell).reduces else 0

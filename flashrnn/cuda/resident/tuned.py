@@ -14,8 +14,7 @@ from flashrnn.cuda.spec import KernelSpec
 
 
 def saved_tiling(spec: KernelSpec) -> Tiling | None:
-    """Return the saved tiling for the spec's sizes; None if there is none, or if the file holds anything but a solution
-    of the tiling problem."""
+    """Return the saved tiling for the spec's sizes; None without one, or if it is no solution of the problem."""
     try:
         tiling = Tiling(**json.loads(_path(spec).read_text())["tiling"])
     except (OSError, ValueError, KeyError, TypeError):

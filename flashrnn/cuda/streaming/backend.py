@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
+from flashrnn.cells.gates import recurrent_only
 from flashrnn.cells.printers.cuda import exchanges
 from flashrnn.cells.trace import trace, untraceable
 from flashrnn.cuda.arguments import Argument
@@ -18,8 +19,8 @@ from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.parameters import streaming
 from flashrnn.cuda.spec import KernelSpec, specs_of, variant_of
+from flashrnn.cuda.streaming.parameters import streaming
 from flashrnn.cuda.streaming.tiling import (
     SOLVER,
     Tiling,
@@ -50,7 +51,6 @@ from flashrnn.problem import (
     empty_aux,
     initial_states,
 )
-from flashrnn.products import recurrent_only
 from flashrnn.residual import GateFormat, Residual, empty_gates
 
 
@@ -66,8 +66,6 @@ class Cuda:
 
     def unsupported_reason(self, problem: Problem) -> str | None:
         if reason := unavailable(problem, (torch.bfloat16, torch.float16, torch.float32)):
-            return reason
-        if reason := untraceable(problem.cell):
             return reason
         for spec in specs_of(problem):
             if reason := infeasible(spec):
@@ -169,8 +167,7 @@ def header(spec: KernelSpec) -> str:
 
 
 def in_order(rows: Tensor, tiling: Tiling) -> Tensor:
-    """Return [N, rows per unit, D, K] as [N, unit blocks, vectors, rows of a block, numbers of a vector], padded with
-    zeros.
+    """Return [N, rows per unit, D, K] as [N, unit blocks, vectors, rows of a block, numbers], padded with zeros.
 
     A warp then reads consecutive memory when it multiplies one vector of every row.
     """

@@ -10,15 +10,16 @@ from functools import cache
 
 import torch
 
+from flashrnn.cells.gates import varying
 from flashrnn.cells.printers.cuda import exchanges
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import ConstraintProblem, Expression, Infeasible, ceil_div, minimum
 from flashrnn.constrint.expressions import Operand
 from flashrnn.cuda.buckets import Solver
-from flashrnn.cuda.parameters import declaration, streaming
+from flashrnn.cuda.parameters import declaration
 from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.products import varying
+from flashrnn.cuda.streaming.parameters import streaming
 
 # Clock cycles on an H100, from its data sheet and from what docs/kernels.md reports of other kernels; not fitted.
 _BYTES = 40  # that a multiprocessor reads from L2 per cycle
@@ -91,8 +92,10 @@ def _infeasible(spec: KernelSpec) -> str | None:
 
 
 def best_tiling(spec: KernelSpec) -> Tiling:
-    """Return the tiling that should be fastest. Raises Infeasible, which names the constraints that exclude each
-    other."""
+    """Return the tiling that should be fastest.
+
+    Raises Infeasible, which names the constraints that exclude each other.
+    """
     return _best_tiling(spec.of_all_variants)
 
 
@@ -144,8 +147,10 @@ def _cycles(spec: KernelSpec, tiling: Tiling, cells: Operand, batch: Operand) ->
 
 
 def cycles(spec: KernelSpec, tiling: Tiling) -> float:
-    """Return the estimated clock cycles of a time step of the whole batch. The tiling may have been chosen for another
-    batch."""
+    """Return the estimated clock cycles of a time step of the whole batch.
+
+    The tiling may have been chosen for another batch.
+    """
     cells = ceil_div(16 * tiling.seq_tiles * tiling.units, 32 * tiling.warps)
     return _cycles(spec, tiling, cells, spec.batch).evaluate({})
 
@@ -174,8 +179,10 @@ def _registers(spec: KernelSpec, tiling: Tiling, cells: Expression) -> Expressio
 
 
 def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
-    """Return the bytes of a block's shared memory. The sums of every warp have rows of SUM_STRIDE floats
-    (stream.cuh)."""
+    """Return the bytes of a block's shared memory.
+
+    The sums of every warp have rows of SUM_STRIDE floats (stream.cuh).
+    """
     rows = Rows.of(spec).per_unit * tiling.units
     sums = tiling.warps * 16 * tiling.seq_tiles * (rows + (40 - rows % 32) % 32) * 4
     return sums + _reduction_bytes(spec, tiling.units, tiling.seq_tiles)

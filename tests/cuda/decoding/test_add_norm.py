@@ -19,7 +19,7 @@ def on_host(monkeypatch):
         parameters = add_norm.parameters(dtype, heads * head_dim)
         library = compile_for_host(
             "flashrnn_add_norm",
-            add_norm.source(heads, head_dim, dtype),
+            add_norm.prelude(heads, head_dim, dtype),
             "decoding/kernels/add_norm.cuh",
         )
         return HostKernel(library, parameters, None, 32 * add_norm.WARPS, 0).launch

@@ -17,7 +17,7 @@ def on_host(monkeypatch):
     """Let `choose` run on the processor, with small clusters."""
 
     def load_choose(classes, dtype, device):
-        source = choose.source(choose.elements_for(classes), dtype)
+        source = choose.prelude(choose.elements_for(classes), dtype)
         library = compile_for_host("flashrnn_choose", source, "decoding/kernels/choose.cuh")
         threads, shared = 32 * choose.WARPS, choose.shared_bytes()
         return HostKernel(library, choose.parameters(dtype), choose.RANKS, threads, shared).launch

@@ -33,7 +33,7 @@ def on_host(monkeypatch):
 
         def load_step(spec, device):
             layout, parameters = tiling(spec), step.parameters(spec)
-            source = step.source(spec, layout)
+            source = step.prelude(spec, layout)
             header, entry = step.header_and_entry(layout)
             library = compile_for_host(entry, source, header)
             kernel = HostKernel(library, parameters, None, THREADS, shared_bytes(spec, layout))

@@ -83,7 +83,7 @@ def test_backward_must_fit_only_in_training(monkeypatch):
 @pytest.mark.parametrize(("steps", "about"), [(1, 4), (8, 4), (9, 24), (32, 24), (33, 0), (1024, 0)])
 def test_short_sequences_have_their_own_kernels(monkeypatch, steps, about):
     asked = []
-    loaded = SimpleNamespace(at_once=1000, waves=lambda groups: [(0, groups)], with_known=lambda **_: None)
+    loaded = SimpleNamespace(at_once=1000, waves=lambda groups: [(0, groups)], bind=lambda **_: None)
     monkeypatch.setattr(backend, "device_gpu", lambda index: H100)
     monkeypatch.setattr(backend, "load", lambda *_: loaded)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flashrnn import get_cell, products
-from flashrnn.cuda import parameters
+from flashrnn.cells.gates import recurrent_only
 from flashrnn.cuda.parameters import Parameter
 from flashrnn.cuda.resident import backend
 from flashrnn.cuda.resident import concurrent_gradient as module
@@ -19,6 +19,7 @@ from flashrnn.cuda.resident.concurrent_gradient import (
     Tiling,
     compile_kernel,
     overlapped,
+    parameters,
     prelude,
 )
 from flashrnn.cuda.resident.solver import tilings
@@ -77,7 +78,7 @@ def on_host(monkeypatch):
         @cache
         def kernel(spec, tiling, device):
             header, text = "resident/kernels/concurrent_gradient.cuh", prelude(spec, tiling)
-            shape, own = (None, tiling.threads(spec.dtype), H100.shared_per_block), parameters.concurrent_gradient(spec)
+            shape, own = (None, tiling.threads(spec.dtype), H100.shared_per_block), parameters(spec)
             if tiling.resumes:
                 return HostKernel(compile_for_host("flashrnn_concurrent_gradient", text, header), own, *shape)
             loop = f"constexpr bool BEGINS_LATE = {int(late)};" + LOOP
@@ -209,7 +210,7 @@ def _check_sum(
     h, given = h.to(dtype), empty_in_format(h, len(cell.input_gates), N, D).normal_().to(dtype)
     initial = torch.randn(len(cell.states), B, N, D).to(dtype).float() if states else None
     d_Wx = torch.full_like(given, torch.nan)
-    d_u = empty_in_format(h, len(products.recurrent_only(cell)), N, D).normal_()
+    d_u = empty_in_format(h, len(recurrent_only(cell)), N, D).normal_()
     reset = _resets(B, T) if case.reset else None
     on_host(given, late)
     spec = KernelSpec("backward", cell, N, D, B, dtype, H100, Variant(reset=case.reset, tf32=tf32))

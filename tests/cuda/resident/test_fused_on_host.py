@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from flashrnn import Cell, FlashRNN, cuda_layer, flashrnn, functional, get_cell, repeated, residual
 from flashrnn.cuda import dtype_kernel, short_gradients, spec, weight_gradient
 from flashrnn.cuda.arguments import Argument
-from flashrnn.cuda.parameters import fused
-from flashrnn.cuda.resident import backend, calls, single_step, tiling
+from flashrnn.cuda.resident import backend, calls, resources, single_step
 from flashrnn.cuda.resident.backend import CudaFused
+from flashrnn.cuda.resident.parameters import fused
 from flashrnn.cuda.resident.source import gate_format, prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.gpu import named_gpu
@@ -85,7 +85,7 @@ def on_host(monkeypatch, other_backends):
         @cache
         def kernel(choose, spec, device, dependent=False):
             direction, chosen = spec.direction, tilings[spec.direction]
-            shared = tiling.shared_bytes(spec, chosen)
+            shared = resources.shared_bytes(spec, chosen)
             counts = watched and direction == "backward"
             text = prelude(replace(spec, gpu=named_gpu("H100")) if counts else spec, chosen, shared)
             entry, more = ("watched", WATCHED) if counts else (f"flashrnn_{direction}", "")

@@ -27,7 +27,7 @@ def launches(monkeypatch) -> Iterator[list[str]]:
         def launch(*_) -> None:
             found.append(binary.entry)
 
-        one_wave = SimpleNamespace(at_once=132, waves=lambda groups: [(0, groups)], with_known=lambda **_: launch)
+        one_wave = SimpleNamespace(at_once=132, waves=lambda groups: [(0, groups)], bind=lambda **_: launch)
         return SimpleNamespace(**vars(one_wave), launch=launch)
 
     def binary(source: str, header: str, entry: str, *_) -> Binary:

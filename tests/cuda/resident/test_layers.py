@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from flashrnn import FlashRNN, concurrent_layers, cuda_layer, get_cell
-from flashrnn.cuda import parameters
 from flashrnn.cuda.arguments import Argument
-from flashrnn.cuda.parameters import Parameter, fused
-from flashrnn.cuda.resident import backend, calls, input_product, layers, tiling
+from flashrnn.cuda.parameters import Parameter, Parameters
+from flashrnn.cuda.resident import backend, calls, input_product, layers, resources
 from flashrnn.cuda.resident.input_product import ProductTiling
 from flashrnn.cuda.resident.kernel import SPILLED, compile_best
+from flashrnn.cuda.resident.parameters import fused
 from flashrnn.cuda.resident.source import LAYER_CHUNKS, prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.spec import KernelSpec, Variant
@@ -89,7 +89,7 @@ class BetweenNeighbours(HostKernel):
 
 
 def between_neighbours(
-    kind: str, text: str, own: parameters.Parameters, *sizes: int, backwards: bool, counts: int = 1
+    kind: str, text: str, own: Parameters, *sizes: int, backwards: bool, counts: int = 1
 ) -> HostKernel:
     """Return the kernel flashrnn_<kind> of resident/kernels/<kind>.cuh, whose blocks signal a chunk `counts` times.
 
@@ -126,7 +126,7 @@ def overlapped(on_host, monkeypatch):  # noqa: F811
         def loop(choose, spec, device, dependent):
             assert spec.layers > 1
             chosen = tilings[spec.direction]
-            shared = tiling.shared_bytes(spec, chosen)
+            shared = resources.shared_bytes(spec, chosen)
             text, sizes = prelude(spec, chosen, shared), (chosen.blocks, chosen.threads, shared)
             of_kind = {
                 "backwards": spec.direction == "backward",
@@ -137,7 +137,7 @@ def overlapped(on_host, monkeypatch):  # noqa: F811
         def product(spec, tiling, cluster, device):
             text, shared = input_product.prelude(spec.dtype, tiling), tiling.shared_bytes
             sizes = cluster, input_product.THREADS, shared
-            own = parameters.input_product(spec.dtype)
+            own = input_product.parameters(spec.dtype)
             return between_neighbours("input_product", text, own, *sizes, backwards=tiling.backward)
 
         monkeypatch.setattr(backend, "_kernel", cache(loop))

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from flashrnn import Cell, get_cell
+from flashrnn.cells.gates import recurrent_only
 from flashrnn.cuda.build import build
-from flashrnn.cuda.resident import tiling
+from flashrnn.cuda.resident import resources
 from flashrnn.cuda.resident.source import prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
-from flashrnn.products import recurrent_only
 from tests.problems import MINIMAL_GATED
 
 TILING = Tiling(
@@ -95,7 +95,7 @@ def test_kernel_and_tiling_agree_on_shared_memory(direction, chosen, dtype):
     """Otherwise, the kernel does not compile."""
     spec = KernelSpec(direction, get_cell("elman"), 1, 64, 16, dtype, named_gpu("H100"), PLAIN)
     chosen = replace(chosen, register_fragments=0)  # all of R in shared memory; bfloat16 has fewer than four
-    shared = tiling.shared_bytes(spec, chosen)
+    shared = resources.shared_bytes(spec, chosen)
 
     def compile_with(shared_bytes: int):
         source = prelude(spec, chosen, shared_bytes)

@@ -12,7 +12,7 @@ import torch
 
 from flashrnn import get_cell
 from flashrnn.constrint import ConstraintProblem, Expression, Infeasible
-from flashrnn.cuda.resident import solver, tiling
+from flashrnn.cuda.resident import resources, solver, tiling
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
 from tests.constrint.cp_sat import solve_with_cp_sat
@@ -240,7 +240,7 @@ def test_shared_memory_is_within_the_limit_of_the_problem():
     for direction, cell in itertools.product(("forward", "backward"), CELLS):
         spec = spec_of(direction, cell, 1, 768, 16)
         for choice in itertools.islice(solver.tilings(spec), 20):
-            assert 0 < tiling.shared_bytes(spec, choice) <= spec.gpu.shared_per_block
+            assert 0 < resources.shared_bytes(spec, choice) <= spec.gpu.shared_per_block
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from flashrnn import Cell, flashrnn, get_cell
-from flashrnn.cuda import parameters, spec, weight_gradient
+from flashrnn.cuda import spec, weight_gradient
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.cuda.streaming import backend as streaming
+from flashrnn.cuda.streaming import parameters
 from flashrnn.cuda.streaming.backend import Cuda, compile_kernel, header
 from flashrnn.cuda.streaming.tiling import Rows, Tiling, best_tiling, prelude, shared_bytes
 from flashrnn.gpu import named_gpu

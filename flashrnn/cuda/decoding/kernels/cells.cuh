@@ -19,26 +19,23 @@ struct UnitReductions {
   // variance of each moment, then the maxima. NUMBER: of the exchange in the step. All threads of all blocks that have
   // units call this together.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA, int CELLS>
-  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
+                     float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     static_assert(CELLS == UNITS);
     Part part = of_unit<Part>(values, 0);
-#pragma unroll
-    for (int i = 1; i < UNITS; i++) part.add(of_unit<Part>(values, i), 1);
+    UNROLL for (int i = 1; i < UNITS; i++) part.add(of_unit<Part>(values, i), 1);
     float units = UNITS;
     add_lanes(part, units);
     if (publishes && sequence < B) {
       uint4* to = reinterpret_cast<uint4*>(place(NUMBER, contribution));
-#pragma unroll
-      for (int i = 0; i < Part::VECTORS; i++) store_b128(to + i, reinterpret_cast<const uint4*>(part.words)[i]);
+      UNROLL for (int i = 0; i < Part::VECTORS; i++) store_b128(to + i, reinterpret_cast<const uint4*>(part.words)[i]);
     }
     grid.arrive(UNIT_BLOCKS);
     grid.wait();
     const Part total = total_of_head<Part>(NUMBER);
-#pragma unroll
-    for (int i = 0; i < Part::RESULTS; i++)
-#pragma unroll
-      for (int k = 0; k < UNITS; k++) result[i][k] = total.result(i);
+    UNROLL for (int i = 0; i < Part::RESULTS; i++)
+      UNROLL for (int k = 0; k < UNITS; k++) result[i][k] = total.result(i);
   }
 
   // Returns the address of a contribution to exchange `number`.
@@ -50,20 +47,17 @@ struct UnitReductions {
   template <class Part, int NUMBERS, int CELLS>
   DEVICE static Part of_unit(const float (&values)[NUMBERS][CELLS], int q) {
     Part part = {};
-#pragma unroll
-    for (int i = 0; i < Part::SUMS; i++) part.words[i] = values[i][q];
-#pragma unroll
-    for (int i = 0; i < Part::MOMENTS + Part::MAXIMA; i++) part.words[Part::ADDED + i] = values[Part::SUMS + i][q];
+    UNROLL for (int i = 0; i < Part::SUMS; i++) part.words[i] = values[i][q];
+    UNROLL for (int i = 0; i < Part::MOMENTS + Part::MAXIMA; i++)
+      part.words[Part::ADDED + i] = values[Part::SUMS + i][q];
     return part;
   }
   // Adds up the contributions of LANES lanes, each of `units` units.
   template <class Part>
   DEVICE static void add_lanes(Part& part, float& units) {
-#pragma unroll
-    for (int other = 1; other < LANES; other *= 2) {
+    UNROLL for (int other = 1; other < LANES; other *= 2) {
       Part more;
-#pragma unroll
-      for (int i = 0; i < Part::WORDS; i++) more.words[i] = __shfl_xor_sync(0xffffffffu, part.words[i], other);
+      UNROLL for (int i = 0; i < Part::WORDS; i++) more.words[i] = __shfl_xor_sync(0xffffffffu, part.words[i], other);
       const float added = __shfl_xor_sync(0xffffffffu, units, other);
       part.add(more, added);
       units += added;
@@ -74,43 +68,38 @@ struct UnitReductions {
   DEVICE Part total_of_head(int number) const {
     const int lane = threadIdx.x % LANES, first = contribution / OF_HEAD * OF_HEAD;
     Part total = {}, other;
-#pragma unroll
-    for (int i = Part::ADDED + Part::MOMENTS; i < Part::WORDS; i++) total.words[i] = -INFINITY;
+    UNROLL for (int i = Part::ADDED + Part::MOMENTS; i < Part::WORDS; i++) total.words[i] = -INFINITY;
     float units = 0;
     for (int i = lane; i < OF_HEAD; i += LANES) {
       const uint4* from = reinterpret_cast<const uint4*>(place(number, first + i));
-#pragma unroll
-      for (int k = 0; k < Part::VECTORS; k++) reinterpret_cast<uint4*>(other.words)[k] = load_b128(from + k);
+      UNROLL for (int k = 0; k < Part::VECTORS; k++) reinterpret_cast<uint4*>(other.words)[k] = load_b128(from + k);
       if (i == lane) total = other;
       else total.add(other, UNITS * LANES);
       units += UNITS * LANES;
     }
     add_lanes(total, units);
     // Only the first lane is sure to have loaded a contribution, and so to have a shift that is one of the values.
-#pragma unroll
-    for (int i = 0; i < Part::WORDS; i++) total.words[i] = __shfl_sync(0xffffffffu, total.words[i], threadIdx.x % 32 / LANES * LANES);
+    UNROLL for (int i = 0; i < Part::WORDS; i++)
+      total.words[i] = __shfl_sync(0xffffffffu, total.words[i], threadIdx.x % 32 / LANES * LANES);
     return total;
   }
 };
 
 // Computes the new states of CELLS cells of each lane from the gates g and the old states.
 template <int CELLS, class Units>
-DEVICE void compute_cells(float (&g)[GATES][CELLS], const float (&old)[STATES][CELLS], float (&fresh)[STATES][CELLS], const Units& units) {
+DEVICE void compute_cells(float (&g)[GATES][CELLS], const float (&old)[STATES][CELLS], float (&fresh)[STATES][CELLS],
+                          const Units& units) {
 #if REDUCES
   float statistics[STATISTICS > 0 ? STATISTICS : 1][CELLS], stored[GATES][CELLS];
   auto recurrent_gates = [](float (&)[GATES][CELLS]) {};  // already added, because R h is computed first
   cells_forward(g, old, recurrent_gates, fresh, statistics, stored, units);
 #else
-#pragma unroll
-  for (int q = 0; q < CELLS; q++) {
+  UNROLL for (int q = 0; q < CELLS; q++) {
     float gates[GATES], before[STATES], after[STATES];
-#pragma unroll
-    for (int j = 0; j < GATES; j++) gates[j] = g[j][q];
-#pragma unroll
-    for (int k = 0; k < STATES; k++) before[k] = old[k][q];
+    UNROLL for (int j = 0; j < GATES; j++) gates[j] = g[j][q];
+    UNROLL for (int k = 0; k < STATES; k++) before[k] = old[k][q];
     cell_forward(gates, before, after);
-#pragma unroll
-    for (int k = 0; k < STATES; k++) fresh[k][q] = after[k];
+    UNROLL for (int k = 0; k < STATES; k++) fresh[k][q] = after[k];
   }
 #endif
 }

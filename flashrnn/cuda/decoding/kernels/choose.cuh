@@ -25,8 +25,7 @@ struct Cluster {
 
   template <int LANES, class F>
   DEVICE static float4 reduce_lanes(float4 v, F f) {
-#pragma unroll
-    for (int other = 1; other < LANES; other *= 2)
+    UNROLL for (int other = 1; other < LANES; other *= 2)
       v = f(v, make_float4(__shfl_xor_sync(0xffffffffu, v.x, other), __shfl_xor_sync(0xffffffffu, v.y, other),
                            __shfl_xor_sync(0xffffffffu, v.z, other), 0));
     return v;
@@ -42,12 +41,14 @@ struct Cluster {
       if (lane == 0) shared.block_results[buffer] = v;
     }
     cluster_sync();
-    v = reduce_lanes<RANKS>(load_remote(remote_address(shared_address(&shared.block_results[buffer]), lane % RANKS)), f);
+    v = reduce_lanes<RANKS>(load_remote(remote_address(shared_address(&shared.block_results[buffer]), lane % RANKS)),
+                            f);
     buffer ^= 1;
     return v;
   }
   DEVICE float4 sum(float x, float y = 0, float z = 0) {
-    return reduce(make_float4(x, y, z, 0), [](float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, 0); });
+    return reduce(make_float4(x, y, z, 0),
+                  [](float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, 0); });
   }
   DEVICE float max(float x) {
     return reduce(make_float4(x, 0, 0, 0), [](float4 a, float4 b) { return make_float4(fmaxf(a.x, b.x), 0, 0, 0); }).x;
@@ -67,10 +68,8 @@ DEVICE u32 weight_threshold(Cluster& cluster, const u32 (&logit)[ELEMENTS], floa
 #pragma unroll 1
   for (int bit = 30; bit >= lowest_bit; bit -= 2) {
     float sums[3] = {};
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; i++)
-#pragma unroll
-      for (u32 digit = 1; digit < 4; digit++)
+    UNROLL for (int i = 0; i < ELEMENTS; i++)
+      UNROLL for (u32 digit = 1; digit < 4; digit++)
         if (logit[i] >= (found | digit << bit)) sums[digit - 1] += weight_of(i);
     const float4 all = cluster.sum(sums[0], sums[1], sums[2]);
     found |= u32((all.x >= weight) + (all.y >= weight) + (all.z >= weight)) << bit;
@@ -80,15 +79,15 @@ DEVICE u32 weight_threshold(Cluster& cluster, const u32 (&logit)[ELEMENTS], floa
 
 // Returns the smallest logit that top-k and top-p allow, as an `ordered` number. `largest` is the largest logit,
 // divided by the temperature.
-DEVICE u32 smallest_allowed(Cluster& cluster, const u32 (&logit)[ELEMENTS], const Params& params, float largest, float temperature,
-                          float top_p) {
+DEVICE u32 smallest_allowed(Cluster& cluster, const u32 (&logit)[ELEMENTS], const Params& params, float largest,
+                            float temperature, float top_p) {
   const int lowest_bit = params.seen ? 0 : LOWEST_BIT;
   u32 smallest = 1;
-  if (params.top_k) smallest = weight_threshold(cluster, logit, float(params.top_k), lowest_bit, [](int) { return 1.0f; });
+  if (params.top_k)
+    smallest = weight_threshold(cluster, logit, float(params.top_k), lowest_bit, [](int) { return 1.0f; });
   if (top_p < 1) {
     float weight[ELEMENTS], sum = 0;
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; i++) {
+    UNROLL for (int i = 0; i < ELEMENTS; i++) {
       weight[i] = logit[i] < smallest ? 0 : op_exp(from_ordered(logit[i]) / temperature - largest);
       sum += weight[i];
     }
@@ -123,8 +122,7 @@ flashrnn_choose(PARAMETERS) {
 
   u32 logit[ELEMENTS];  // `ordered`; 0: no class
   float largest = -INFINITY;
-#pragma unroll
-  for (int i = 0; i < ELEMENTS; i++) {
+  UNROLL for (int i = 0; i < ELEMENTS; i++) {
     logit[i] = 0;
     if (at(i) >= params.C) continue;
     float x = float(params.logits[sequence * params.stride + at(i)]);
@@ -138,8 +136,7 @@ flashrnn_choose(PARAMETERS) {
   }
 
   u64 best = 0;
-#pragma unroll
-  for (int i = 0; i < ELEMENTS; i++) {
+  UNROLL for (int i = 0; i < ELEMENTS; i++) {
     if (logit[i] < smallest) continue;
     float score = from_ordered(logit[i]);
     if (params.keys) {

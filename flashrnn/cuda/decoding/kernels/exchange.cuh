@@ -76,10 +76,9 @@ template <bool EACH, int K, class F>
 DEVICE void load_marked(uint4 (&v)[K], u32 mark, F place) {
   u32 wrong;
   do {
-#pragma unroll
-    for (int k = 0; k < K; k++) v[k] = load_b128(reinterpret_cast<const uint4*>(place(k)));
+    UNROLL for (int k = 0; k < K; k++) v[k] = load_b128(reinterpret_cast<const uint4*>(place(k)));
     wrong = 0;
-#pragma unroll
-    for (int k = 0; k < K; k++) wrong |= EACH ? v[k].x ^ mark | v[k].y ^ mark | v[k].z ^ mark | v[k].w ^ mark : v[k].x ^ mark;
+    UNROLL for (int k = 0; k < K; k++)
+      wrong |= EACH ? v[k].x ^ mark | v[k].y ^ mark | v[k].z ^ mark | v[k].w ^ mark : v[k].x ^ mark;
   } while (__any_sync(0xffffffffu, wrong & 1));
 }

@@ -27,10 +27,8 @@ struct Join {
     sync_consumers();
     float2 parts[K];
     mean = squares = 0;
-#pragma unroll
-    for (int k = 0; k < K; k++) parts[k] = moments[first + k], mean += parts[k].x * (1.0f / K);
-#pragma unroll
-    for (int k = 0; k < K; k++) squares += parts[k].y + 128 * (parts[k].x - mean) * (parts[k].x - mean);
+    UNROLL for (int k = 0; k < K; k++) parts[k] = moments[first + k], mean += parts[k].x * (1.0f / K);
+    UNROLL for (int k = 0; k < K; k++) squares += parts[k].y + 128 * (parts[k].x - mean) * (parts[k].x - mean);
   }
 };
 
@@ -40,13 +38,14 @@ template <bool WHOLE, int K>
 DEVICE void load_marked(RowOf<WHOLE> (&rows)[K], const float* from, i64 stride, u32 mark) {
   constexpr int LOADS = RowOf<WHOLE>::LOADS;
   uint4 words[K * LOADS];
-  load_marked<true>(words, mark, [&](int k) { return from + k / LOADS * stride + min(rows[0].place(k % LOADS), WIDTH - 4); });
-#pragma unroll
-  for (int k = 0; k < K; k++) {
+  load_marked<true>(words, mark,
+                    [&](int k) { return from + k / LOADS * stride + min(rows[0].place(k % LOADS), WIDTH - 4); });
+  UNROLL for (int k = 0; k < K; k++) {
     int i = 0;
     rows[k].for_each([&](float (&v)[4], int) {
       const uint4 four = words[k * LOADS + i++];
-      v[0] = __uint_as_float(four.x), v[1] = __uint_as_float(four.y), v[2] = __uint_as_float(four.z), v[3] = __uint_as_float(four.w);
+      v[0] = __uint_as_float(four.x), v[1] = __uint_as_float(four.y), v[2] = __uint_as_float(four.z),
+          v[3] = __uint_as_float(four.w);
     });
   }
 }
@@ -78,9 +77,11 @@ DEVICE float gelu(float x) { return 0.5f * x * (1.0f + op_erf(x * 0.70710678f));
 // the recurrent gates.
 DEVICE void add_recurrent(Weights& weights, const float* h, int unit0, i64 B, Sums (&c)[STORED]) {
   Operand h_before;
-  load_operand(h_before, D / VECTOR, B, [&](int sequence, int at) { return rounded(h + sequence * WIDTH + unit0 / D * D + at); });
+  load_operand(h_before, D / VECTOR, B,
+               [&](int sequence, int at) { return rounded(h + sequence * WIDTH + unit0 / D * D + at); });
   auto gate_sums = [&](auto k) -> Sums& { constexpr int product = product_of(RECURRENT_OF, k); return c[product]; };
-  weights.multiply<GR, uint4, RECURRENT_STRIDE>(gate_sums, [&](int, int i) -> const Vectors& { return h_before[i]; }, D / VECTOR);
+  weights.multiply<GR, uint4, RECURRENT_STRIDE>(gate_sums, [&](int, int i) -> const Vectors& { return h_before[i]; },
+                                                D / VECTOR);
 }
 
 // Adds the products of the input, whose vectors are operand(k, i), to the sums. The chunks are in the order of the
@@ -93,8 +94,7 @@ DEVICE void add_input(Weights& weights, const Scales<GI>& scales, O operand, Sum
   weights.multiply<GI>([&](auto k) -> Sums& { return sums[k]; }, operand, VECTORS);
   each<GI>([&](auto k) {
     scales.apply(sums[k], k);
-#pragma unroll
-    for (int i = 0; i < 4; i++) gate_sums(k)[0][0][i] += sums[k][0][0][i];
+    UNROLL for (int i = 0; i < 4; i++) gate_sums(k)[0][0][i] += sums[k][0][0][i];
   });
 }
 
@@ -135,8 +135,8 @@ struct Choice {
   template <int LANES>
   DEVICE void raise(int sequence, u64 largest) const {
     if (!chosen) return;
-#pragma unroll
-    for (int other = 1; other < LANES; other *= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, other));
+    UNROLL for (int other = 1; other < LANES; other *= 2)
+      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, other));
     if (threadIdx.x % LANES == 0 && largest) raise_to(best + sequence, largest);  // 0: a sequence beyond the batch
   }
   // Called at the end of the kernel. The last block of the grid stores the chosen tokens and resets the counters.

@@ -18,13 +18,12 @@ struct alignas(16) Products {
 // Sets the operand of a product of `vectors` vectors: f(sequence, index) returns 16 bytes of scalars.
 template <class F>
 DEVICE void load_operand(Operand& operand, int vectors, i64 B, F f) {
-#pragma unroll
-  for (int i = 0; i < WARP_VECTORS; i++)
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
+  UNROLL for (int i = 0; i < WARP_VECTORS; i++)
+    UNROLL for (int half = 0; half < 2; half++) {
       const int sequence = seq_tile() * 16 + half * 8 + threadIdx.x % 32 / 4, vector = i * K_SLICES + k_slice();
       const bool valid = (half == 0 || MANY) && sequence < B && vector < vectors;
-      operand[i].values[0][half] = valid ? f(sequence, vector * VECTOR + threadIdx.x % 4 * LANE) : make_uint4(0, 0, 0, 0);
+      operand[i].values[0][half] = valid
+          ? f(sequence, vector * VECTOR + threadIdx.x % 4 * LANE) : make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -44,16 +43,14 @@ struct Scales {
   float values[INT8 ? K : 1][2];
   DEVICE Scales(const float* scales, int first, int step, int rows) {
     if constexpr (INT8)
-#pragma unroll
-      for (int k = 0; k < K; k++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) values[k][i] = scales[min(first + k * step + int(threadIdx.x % 4) * 2 + i, rows - 1)];
+      UNROLL for (int k = 0; k < K; k++)
+        UNROLL for (int i = 0; i < 2; i++)
+          values[k][i] = scales[min(first + k * step + int(threadIdx.x % 4) * 2 + i, rows - 1)];
   }
   // Multiplies the sums of tile k by their scales.
   DEVICE void apply(Sums& c, int k) const {
     if constexpr (INT8)
-#pragma unroll
-      for (int i = 0; i < 4; i++) c[0][0][i] *= values[k][i % 2];
+      UNROLL for (int i = 0; i < 4; i++) c[0][0][i] *= values[k][i % 2];
   }
 };
 

@@ -16,7 +16,9 @@ DEVICE void load_four(float (&v)[4], const S* from) {
   const float2 low = unpack(words.x), high = unpack(words.y);
   v[0] = low.x, v[1] = low.y, v[2] = high.x, v[3] = high.y;
 }
-DEVICE void store_four(float* to, const float (&v)[4]) { *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]); }
+DEVICE void store_four(float* to, const float (&v)[4]) {
+  *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+}
 template <class S>
 DEVICE void store_four(S* to, const float (&v)[4]) {
   *reinterpret_cast<uint2*>(to) = make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
@@ -28,7 +30,6 @@ struct NoJoin {};
 // WHOLE: a warp holds the whole row. Otherwise, each warp holds 128 numbers of it, and warps beyond its end hold none.
 template <bool WHOLE>
 struct RowOf {
-  static constexpr bool WHOLE_ROW = WHOLE;
   static constexpr int LOADS = WHOLE ? ROW_LOADS : 1;
   float values[LOADS][4] = {};
 
@@ -37,8 +38,7 @@ struct RowOf {
   // Calls f(numbers, index of the first) for each four numbers that the lane holds.
   template <class F>
   DEVICE void for_each(F f) {
-#pragma unroll
-    for (int i = 0; i < LOADS; i++)
+    UNROLL for (int i = 0; i < LOADS; i++)
       if (WHOLE && WIDTH % 128 == 0 || place(i) < WIDTH) f(values[i], place(i));
   }
   template <class S>
@@ -56,12 +56,10 @@ struct RowOf {
   DEVICE void normalize(Join join = {}) {
     constexpr int LANES = SIZE % 128 == 0 ? 32 : SIZE / 4, OF_LANE = WHOLE && SIZE % 128 == 0 ? SIZE / 128 : 1;
     static_assert((LANES & (LANES - 1)) == 0 && LANES <= 32);
-#pragma unroll
-    for (int first = 0; first < LOADS; first += OF_LANE) {
+    UNROLL for (int first = 0; first < LOADS; first += OF_LANE) {
       float sum = 0, squares = 0, count = 4 * OF_LANE;
       auto each_four = [&](auto f) {
-#pragma unroll
-        for (int i = 0; i < OF_LANE; i++) f(values[first + i]);
+        UNROLL for (int i = 0; i < OF_LANE; i++) f(values[first + i]);
       };
       each_four([&](float (&v)[4]) { sum += (v[0] + v[1]) + (v[2] + v[3]); });
       float mean = sum / count;
@@ -69,8 +67,8 @@ struct RowOf {
         const float d[4] = {v[0] - mean, v[1] - mean, v[2] - mean, v[3] - mean};
         squares += (d[0] * d[0] + d[1] * d[1]) + (d[2] * d[2] + d[3] * d[3]);
       });
-#pragma unroll
-      for (int other = 1; other < LANES; other *= 2) {  // sums of squares of two parts by Chan, Golub and LeVeque
+      // Sums of squares of two parts by Chan, Golub and LeVeque.
+      UNROLL for (int other = 1; other < LANES; other *= 2) {
         const float difference = __shfl_xor_sync(0xffffffffu, mean, other) - mean;
         squares += __shfl_xor_sync(0xffffffffu, squares, other) + difference * difference * (0.5f * count);
         mean += 0.5f * difference, count *= 2;
@@ -78,28 +76,21 @@ struct RowOf {
       if constexpr (!WHOLE && SIZE > 128) join.template over<SIZE / 128>(mean, squares);
       const float scale = op_rsqrt(squares / SIZE + EPSILON);
       each_four([&](float (&v)[4]) {
-#pragma unroll
-        for (int k = 0; k < 4; k++) v[k] = (v[k] - mean) * scale;
+        UNROLL for (int k = 0; k < 4; k++) v[k] = (v[k] - mean) * scale;
       });
     }
   }
   DEVICE void multiply_by(RowOf& other) {
-#pragma unroll
-    for (int i = 0; i < LOADS; i++)
-#pragma unroll
-      for (int k = 0; k < 4; k++) values[i][k] *= other.values[i][k];
+    UNROLL for (int i = 0; i < LOADS; i++)
+      UNROLL for (int k = 0; k < 4; k++) values[i][k] *= other.values[i][k];
   }
   DEVICE void round() {
-#pragma unroll
-    for (int i = 0; i < LOADS; i++)
-#pragma unroll
-      for (int k = 0; k < 4; k++) values[i][k] = float(scalar(values[i][k]));
+    UNROLL for (int i = 0; i < LOADS; i++)
+      UNROLL for (int k = 0; k < 4; k++) values[i][k] = float(scalar(values[i][k]));
   }
   DEVICE void add(RowOf& other) {
-#pragma unroll
-    for (int i = 0; i < LOADS; i++)
-#pragma unroll
-      for (int k = 0; k < 4; k++) values[i][k] += other.values[i][k];
+    UNROLL for (int i = 0; i < LOADS; i++)
+      UNROLL for (int k = 0; k < 4; k++) values[i][k] += other.values[i][k];
   }
 };
 using Row = RowOf<true>;

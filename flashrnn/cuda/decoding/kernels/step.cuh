@@ -34,8 +34,8 @@ DEVICE void store_sums(Shared& shared, int tile, const Sums& c) {
 // Returns the sum over all warps, for a row of a tile and this warp's sequence. The warps must have synchronised.
 DEVICE float sum_of_warps(const Shared& shared, int tile, int row) {
   float sum = 0;
-#pragma unroll
-  for (int warp = 0; warp < WARPS; warp++) sum += shared.sums[warp][warp_sequence()][shared.place(tile, warp_sequence())][row];
+  UNROLL for (int warp = 0; warp < WARPS; warp++)
+    sum += shared.sums[warp][warp_sequence()][shared.place(tile, warp_sequence())][row];
   return sum;
 }
 
@@ -46,10 +46,10 @@ DEVICE void multiply_rows(Shared& shared, Weights& weights, const Operand& opera
   for_tiles<(ROWS + 7) / 8, GRID>(blockIdx.x, [&](auto tiles, int first) {
     Sums c[tiles] = {};
     const Scales<tiles> row_scales(scales, first * 8, GRID * 8, ROWS);
-    weights.multiply<tiles>([&](auto k) -> Sums& { return c[k]; }, [&](int, int i) -> const Vectors& { return operand[i]; }, VECTORS);
+    weights.multiply<tiles>([&](auto k) -> Sums& { return c[k]; },
+                            [&](int, int i) -> const Vectors& { return operand[i]; }, VECTORS);
     if (first >= TILES * GRID) sync_consumers();  // all threads have read the previous sums
-#pragma unroll
-    for (int k = 0; k < tiles; k++) row_scales.apply(c[k], k), store_sums(shared, k, c[k]);
+    UNROLL for (int k = 0; k < tiles; k++) row_scales.apply(c[k], k), store_sums(shared, k, c[k]);
     sync_consumers();
     if (warp_sequence() >= B) return;
     for (int i = threadIdx.x % 32; i < (tiles * 8 + 31) / 32 * 32; i += 32)
@@ -126,33 +126,27 @@ struct Step {
     const int sequence = warp_sequence();
     float old[STATES][1] = {}, b[GATES];
     if (sequence < params.B)
-#pragma unroll
-      for (int k = 0; k < STATES; k++) old[k][0] = state[(k * params.B + sequence) * WIDTH + unit];
-#pragma unroll
-    for (int j = 0; j < GATES; j++) b[j] = float(bias[j * WIDTH + unit]);
+      UNROLL for (int k = 0; k < STATES; k++) old[k][0] = state[(k * params.B + sequence) * WIDTH + unit];
+    UNROLL for (int j = 0; j < GATES; j++) b[j] = float(bias[j * WIDTH + unit]);
     const Scales<GI> scales(model.at<const float>(block, GATE_SCALE), unit0, WIDTH, GI * WIDTH);
     Sums c[STORED] = {};
     add_recurrent(weights, state, unit0, params.B, c);  // before the residual stream has arrived
     if (i == 0) begin(operand, block, model.at(block, MIXER_NORM));
     add_input(weights, scales, [&](int, int i) -> const Vectors& { return operand[i]; }, c);
-#pragma unroll
-    for (int j = 0; j < STORED; j++) store_sums(shared, j, c[j]);
+    UNROLL for (int j = 0; j < STORED; j++) store_sums(shared, j, c[j]);
     sync_consumers();
     if (!REDUCES && sequence >= params.B) return;
     // Lane 8j + r sums product j of unit r; then, all lanes of a unit compute its cell.
     float sums[TILES / 4], g[GATES][1], fresh[STATES][1];
-#pragma unroll
-    for (int j = 0; j < TILES; j += 4) sums[j / 4] = sum_of_warps(shared, j + lane / 8, lane % 8);
-#pragma unroll
-    for (int j = 0; j < GATES; j++) {
+    UNROLL for (int j = 0; j < TILES; j += 4) sums[j / 4] = sum_of_warps(shared, j + lane / 8, lane % 8);
+    UNROLL for (int j = 0; j < GATES; j++) {
       const int k = STORED_OF[j];
       g[j][0] = b[j] + (k < 0 ? 0 : __shfl_sync(0xffffffffu, sums[max(k, 0) / 4], max(k, 0) % 4 * 8 + lane % 8));
     }
     compute_cells(g, old, fresh, UnitReductions<1, 8>{grid, params.partials, params.B, lane == 0, unit0 / 8, sequence});
     if (lane >= 8 || sequence >= params.B) return;
     store_marked(params.hidden_state + sequence * WIDTH + unit, {float(scalar(fresh[0][0]))}, mark(block));
-#pragma unroll
-    for (int k = 1; k < STATES; k++) state[(k * params.B + sequence) * WIDTH + unit] = fresh[k][0];
+    UNROLL for (int k = 1; k < STATES; k++) state[(k * params.B + sequence) * WIDTH + unit] = fresh[k][0];
   }
 
   // Second phase: x + norm(h), and the hidden layer of the MLP.
@@ -191,17 +185,15 @@ struct Step {
     for (int tile = first_output_tile(), place = 0; tile < UNIT_TILES; tile += GRID, place++) {
       const Scales<1> scales(model.at<const float>(block, DOWN_SCALE), tile * 8, 0, WIDTH);
       Sums c[SLICES_AT_ONCE] = {};
-#pragma unroll
-      for (int first = 0; first < SLICES; first += SLICES_AT_ONCE) {
+      UNROLL for (int first = 0; first < SLICES; first += SLICES_AT_ONCE) {
         Operand slices[SLICES_AT_ONCE];
         load_slices(slices, first, mark(block));
         weights.multiply<SLICES_AT_ONCE>([&](auto k) -> Sums& { return c[k]; },
-                                         [&](auto k, int i) -> const Vectors& { return slices[k][i]; }, VECTORS, SLICES - first);
+                                         [&](auto k, int i) -> const Vectors& { return slices[k][i]; }, VECTORS,
+                                         SLICES - first);
       }
-#pragma unroll
-      for (int k = 1; k < SLICES_AT_ONCE; k++)
-#pragma unroll
-        for (int r = 0; r < 4; r++) c[0][0][0][r] += c[k][0][0][r];
+      UNROLL for (int k = 1; k < SLICES_AT_ONCE; k++)
+        UNROLL for (int r = 0; r < 4; r++) c[0][0][0][r] += c[k][0][0][r];
       sync_consumers();  // all threads have read the previous sums
       scales.apply(c[0], 0);
       store_sums(shared, 0, c[0]);
@@ -222,10 +214,10 @@ struct Step {
       const int at = min(first + k / WARP_VECTORS, SLICES - 1) * WIDTH + min(vector(k), VECTORS - 1) * VECTOR;
       return params.hidden + min(i64(sequence), params.B - 1) * HIDDEN + at + threadIdx.x % 4 * LANE;
     });
-#pragma unroll
-    for (int k = 0; k < SLICES_AT_ONCE * WARP_VECTORS; k++) {
+    UNROLL for (int k = 0; k < SLICES_AT_ONCE * WARP_VECTORS; k++) {
       auto& values = slices[k / WARP_VECTORS][k % WARP_VECTORS].values[0];
-      values[0] = sequence < params.B && vector(k) < VECTORS ? words[k] : make_uint4(0, 0, 0, 0), values[1] = make_uint4(0, 0, 0, 0);
+      values[0] = sequence < params.B && vector(k) < VECTORS ? words[k] : make_uint4(0, 0, 0, 0),
+          values[1] = make_uint4(0, 0, 0, 0);
     }
   }
 };

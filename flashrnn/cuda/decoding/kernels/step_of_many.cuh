@@ -36,18 +36,13 @@ DEVICE void reduce_slices(Shared& shared, const Sums (&c)[K], float (&results)[K
   auto& tile_sums = shared.sums[seq_tile()];
   auto barrier = [] { named_barrier<32 * K_SLICES>(2 + seq_tile()); };
   barrier();  // all have read the previous sums
-#pragma unroll
-  for (int k = 0; k < K; k++)
-#pragma unroll
-    for (int i = 0; i < 4; i++) tile_sums[k_slice()][k][i][lane] = c[k][0][0][i];
+  UNROLL for (int k = 0; k < K; k++)
+    UNROLL for (int i = 0; i < 4; i++) tile_sums[k_slice()][k][i][lane] = c[k][0][0][i];
   barrier();
-#pragma unroll
-  for (int k = 0; k < K; k++)
-#pragma unroll
-    for (int v = 0; v < VALUES; v++) {
+  UNROLL for (int k = 0; k < K; k++)
+    UNROLL for (int v = 0; v < VALUES; v++) {
       results[k][v] = 0;
-#pragma unroll
-      for (int other = 0; other < K_SLICES; other++) results[k][v] += tile_sums[other][k][value_of(v)][lane];
+      UNROLL for (int other = 0; other < K_SLICES; other++) results[k][v] += tile_sums[other][k][value_of(v)][lane];
     }
 }
 
@@ -57,9 +52,10 @@ struct VectorsOf {
   Shared& shared;
   DEVICE Vectors operator()(int, int i) const {
     Vectors vectors;
-    const int row = seq_tile() * 16 + threadIdx.x % 32 / 4, at = (i * K_SLICES + k_slice()) * VECTOR + threadIdx.x % 4 * LANE;
-#pragma unroll
-    for (int half = 0; half < 2; half++) vectors.values[0][half] = *reinterpret_cast<const uint4*>(&shared.operand[row + half * 8][at]);
+    const int row = seq_tile() * 16 + threadIdx.x % 32 / 4;
+    const int at = (i * K_SLICES + k_slice()) * VECTOR + threadIdx.x % 4 * LANE;
+    UNROLL for (int half = 0; half < 2; half++)
+      vectors.values[0][half] = *reinterpret_cast<const uint4*>(&shared.operand[row + half * 8][at]);
     return vectors;
   }
 };
@@ -73,12 +69,10 @@ DEVICE void multiply_rows(Shared& shared, Weights& weights, int begin, const flo
     Sums c[tiles] = {};
     const Scales<tiles> row_scales(scales, first * 8, STEP * 8, ROWS);
     weights.multiply<tiles>([&](auto k) -> Sums& { return c[k]; }, VectorsOf{shared}, VECTORS);
-#pragma unroll
-    for (int k = 0; k < tiles; k++) row_scales.apply(c[k], k);
+    UNROLL for (int k = 0; k < tiles; k++) row_scales.apply(c[k], k);
     float sums[tiles][VALUES];
     reduce_slices(shared, c, sums);
-#pragma unroll
-    for (int k = 0; k < tiles; k++) f((first + k * STEP) * 8 + column(0), sums[k]);
+    UNROLL for (int k = 0; k < tiles; k++) f((first + k * STEP) * 8 + column(0), sums[k]);
   });
 }
 
@@ -134,11 +128,12 @@ struct Step {
     if (threadIdx.x == CountingBarrier::THREAD) {
       grid.wait_alone();
       fence_async_global();
-#pragma unroll
-      for (int m = 0; m < SEQ_TILES; m++) {
+      UNROLL for (int m = 0; m < SEQ_TILES; m++) {
         const u32 barrier = shared_address(shared.arrived + m), count = min(max(int(params.B) - m * 16, 0), 16);
         barrier_expect(barrier, count * sizeof(shared.operand[0]));
-        if (count) copy_bulk(shared_address(shared.operand[m * 16]), rows + m * 16 * OPERAND_STRIDE, count * sizeof(shared.operand[0]), barrier);
+        if (count)
+          copy_bulk(shared_address(shared.operand[m * 16]), rows + m * 16 * OPERAND_STRIDE,
+                    count * sizeof(shared.operand[0]), barrier);
       }
     }
     __syncwarp();
@@ -159,13 +154,11 @@ struct Step {
     float* state = model.at<float>(block, STATE);
     const scalar* bias = model.at(block, BIAS);
     float old[STATES][VALUES], g[GATES][VALUES], fresh[STATES][VALUES];
-#pragma unroll
-    for (int v = 0; v < VALUES; v++) {
+    UNROLL for (int v = 0; v < VALUES; v++) {
       const int unit = tile * 8 + column(v);
-#pragma unroll
-      for (int k = 0; k < STATES; k++) old[k][v] = row < params.B ? state[(k * params.B + row) * WIDTH + unit] : 0;
-#pragma unroll
-      for (int j = 0; j < GATES; j++) g[j][v] = float(bias[j * WIDTH + unit]);
+      UNROLL for (int k = 0; k < STATES; k++)
+        old[k][v] = row < params.B ? state[(k * params.B + row) * WIDTH + unit] : 0;
+      UNROLL for (int j = 0; j < GATES; j++) g[j][v] = float(bias[j * WIDTH + unit]);
     }
     const Scales<GI> scales(model.at<const float>(block, GATE_SCALE), tile * 8, WIDTH, GI * WIDTH);
     Sums c[STORED] = {};
@@ -174,20 +167,16 @@ struct Step {
     add_input(weights, scales, VectorsOf{shared}, c);
     float sums[STORED][VALUES];
     reduce_slices(shared, c, sums);
-#pragma unroll
-    for (int j = 0; j < GATES; j++)
-#pragma unroll
-      for (int v = 0; v < VALUES; v++)
+    UNROLL for (int j = 0; j < GATES; j++)
+      UNROLL for (int v = 0; v < VALUES; v++)
         if (STORED_OF[j] >= 0) g[j][v] += sums[max(STORED_OF[j], 0)][v];
     using Units = UnitReductions<VALUES, 4>;
     const int contribution = tile * Units::OF_TILE + k_slice() % Units::OF_TILE;
     compute_cells(g, old, fresh, Units{grid, params.partials, params.B, threadIdx.x % 4 == 0, contribution, row});
     if (row >= params.B) return;
-#pragma unroll
-    for (int v = 0; v < VALUES; v++) {
+    UNROLL for (int v = 0; v < VALUES; v++) {
       fresh[0][v] = float(scalar(fresh[0][v]));
-#pragma unroll
-      for (int k = 1; k < STATES; k++) state[(k * params.B + row) * WIDTH + tile * 8 + column(v)] = fresh[k][v];
+      UNROLL for (int k = 1; k < STATES; k++) state[(k * params.B + row) * WIDTH + tile * 8 + column(v)] = fresh[k][v];
     }
     store_marked(params.hidden_state + row * WIDTH + tile * 8 + column(0), fresh[0], mark(block));
   }
@@ -206,7 +195,9 @@ struct Step {
     });
   }
 
-  DEVICE scalar* slice(int block, int index) const { return params.hidden + (block % 2 * SLICES + index) * params.B * OPERAND_STRIDE; }
+  DEVICE scalar* slice(int block, int index) const {
+    return params.hidden + (block % 2 * SLICES + index) * params.B * OPERAND_STRIDE;
+  }
   // Third phase: the hidden layer of the MLP.
   DEVICE void compute_hidden(int block) {
     if (blockIdx.x >= HIDDEN_BLOCKS) return grid.pass(HIDDEN_BLOCKS);
@@ -239,8 +230,7 @@ struct Step {
       Part part[SLICES];
       load_marked(part, params.parts + row * WIDTH, params.B * WIDTH, mark(block));
       x.load(shared.stream[n]);
-#pragma unroll
-      for (int k = 0; k < SLICES; k++) x.add(part[k]);
+      UNROLL for (int k = 0; k < SLICES; k++) x.add(part[k]);
     });
   }
 };
@@ -277,8 +267,7 @@ flashrnn_step_of_many(PARAMETERS) {
   const Choice choice(params);
   u64 largest = 0;
   multiply_rows<CLASSES, GRID>(shared, weights, blockIdx.x, params.head_scale, [&](int row, const float (&sums)[VALUES]) {
-#pragma unroll
-    for (int v = 0; v < VALUES; v++)
+    UNROLL for (int v = 0; v < VALUES; v++)
       if (row + v < CLASSES && sequence() < params.B) largest = max(largest, choice.rate(sequence(), row + v, sums[v]));
   });
   choice.raise<4>(sequence(), largest);

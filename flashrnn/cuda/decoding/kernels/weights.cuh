@@ -37,7 +37,10 @@ constexpr int SLOT_BYTES = 8 * (WEIGHT_STRIDE > RECURRENT_STRIDE ? WEIGHT_STRIDE
 static_assert(D % VECTOR == 0 && HIDDEN % WIDTH == 0 && WARPS == 8);
 
 // The columns of the table of addresses: the tensors of a residual block, as offsets in bytes from `base`.
-enum Entry { MIXER_NORM, GATE_WEIGHT, RECURRENT_WEIGHT, BIAS, HEAD_NORM, MLP_NORM, UP, DOWN, STATE, GATE_SCALE, UP_SCALE, DOWN_SCALE, ENTRIES };
+enum Entry {
+  MIXER_NORM, GATE_WEIGHT, RECURRENT_WEIGHT, BIAS, HEAD_NORM, MLP_NORM, UP, DOWN, STATE, GATE_SCALE, UP_SCALE,
+  DOWN_SCALE, ENTRIES
+};
 
 // A compile-time integer that is passed as an argument.
 template <int K>
@@ -63,7 +66,9 @@ struct Model {
 };
 
 // Returns how many of the `tiles` tiles this block multiplies: first, first + step, ...
-DEVICE int tiles_from(int first, int tiles, int step = GRID) { return first < tiles ? (tiles - 1 - first) / step + 1 : 0; }
+DEVICE int tiles_from(int first, int tiles, int step = GRID) {
+  return first < tiles ? (tiles - 1 - first) / step + 1 : 0;
+}
 DEVICE int first_unit_tile() { return blockIdx.x; }
 // A block multiplies its tiles of the matrix `down` (HIDDEN to WIDTH) with all slices of the hidden layer. The last
 // blocks, which have no tile of units, come first. With MANY sequences, a block reads one slice, and shares tiles with
@@ -138,7 +143,8 @@ struct WeightProducer {
     barrier_wait(empty + 8 * pipe.slot, pipe.parity ^ 1);
     const u32 barrier = full + 8 * pipe.slot;
     if (row == 0) barrier_expect(barrier, rows * numbers * sizeof(W));
-    copy_bulk(chunks + pipe.slot * SLOT_BYTES + row * slot_stride, first + i64(row) * stride, numbers * sizeof(W), barrier);
+    copy_bulk(chunks + pipe.slot * SLOT_BYTES + row * slot_stride, first + i64(row) * stride, numbers * sizeof(W),
+              barrier);
     pipe.next();
   }
 };
@@ -180,8 +186,7 @@ struct Weights {
     each<K>([&](auto first) {
       if constexpr (first % AT_ONCE == 0) {
         RingPosition<SLOTS> pipes[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < WARP_VECTORS; i += VECTORS_AT_ONCE) {
+        UNROLL for (int i = 0; i < WARP_VECTORS; i += VECTORS_AT_ONCE) {
           W rows[AT_ONCE][VECTORS_AT_ONCE];
           each<AT_ONCE>([&](auto k) {
             if (first + k >= count || first + k >= K) return;
@@ -190,12 +195,11 @@ struct Weights {
               barrier_wait(full + 8 * pipes[k].slot, pipes[k].parity);
             }
             const u32 from = chunks + pipes[k].slot * SLOT_BYTES + lane / 4 * STRIDE + lane % 4 * sizeof(W);
-#pragma unroll
-            for (int n = 0; n < VECTORS_AT_ONCE; n++)
-              if (int vector = (i + n) * K_SLICES + k_slice(); i + n < WARP_VECTORS && vector < vectors) load_shared(rows[k][n], from + vector * 4 * sizeof(W));
+            UNROLL for (int n = 0; n < VECTORS_AT_ONCE; n++)
+              if (int vector = (i + n) * K_SLICES + k_slice(); i + n < WARP_VECTORS && vector < vectors)
+                load_shared(rows[k][n], from + vector * 4 * sizeof(W));
           });
-#pragma unroll
-          for (int n = 0; n < VECTORS_AT_ONCE; n++) {
+          UNROLL for (int n = 0; n < VECTORS_AT_ONCE; n++) {
             if (i + n >= WARP_VECTORS || (i + n) * K_SLICES + k_slice() >= vectors) break;
             each<AT_ONCE>([&](auto k) {
               constexpr Number<decltype(first)::VALUE + decltype(k)::VALUE> chunk;

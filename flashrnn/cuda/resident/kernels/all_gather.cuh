@@ -10,13 +10,12 @@ constexpr int SENT_COLUMNS = PACKED ? 4 : SEQS;  // columns of one split of all 
 // to the same block at once. The threads of the unit tile must have synchronised since they stored h.
 DEVICE void send_h(const char* send_buffer, u32 state, u32 barriers, const ThreadCoord& coord) {
   constexpr int AT_ONCE = TILE_THREADS / TILE_VECTORS;  // blocks
-  const u32 vector = coord.tile_thread % TILE_VECTORS, first = coord.tile_thread / TILE_VECTORS, column = vector % SENT_COLUMNS;
-#pragma unroll
-  for (int split = 0; split < OPERANDS; split++) {
+  const u32 vector = coord.tile_thread % TILE_VECTORS, first = coord.tile_thread / TILE_VECTORS;
+  const u32 column = vector % SENT_COLUMNS;
+  UNROLL for (int split = 0; split < OPERANDS; split++) {
     const u32 own = coord.unit_tile * TILE_VECTORS + vector;
     const uint4 value = reinterpret_cast<const uint4*>(send_buffer + split * UNITS * SEQS * 2)[own];
-#pragma unroll
-    for (int i = 0; i < BLOCKS; i += AT_ONCE) {
+    UNROLL for (int i = 0; i < BLOCKS; i += AT_ONCE) {
       const u32 distance = i + first, rank = (coord.rank + distance) % BLOCKS;
       const u32 to = state + split * SPLIT_BYTES + (distance * UNIT_TILES * TILE_VECTORS + own) * 16;
       if (distance < BLOCKS && column % SPREAD == 0 && column / SPREAD < coord.used_columns())
@@ -38,8 +37,7 @@ struct Ring {
   int own[OWN];  // indices of the block's vectors that this thread stores, or negative
   DEVICE Ring(uint4* rings, const ThreadCoord& coord) {
     slots = rings + blockIdx.x / BLOCKS * RING_VECTORS;
-#pragma unroll
-    for (int k = 0; k < OWN; k++) {
+    UNROLL for (int k = 0; k < OWN; k++) {
       int i = k * THREADS + threadIdx.x, split = i / BLOCK_VECTORS;
       own[k] = split < SPLITS ? split * HEAD_VECTORS + coord.rank * BLOCK_VECTORS + i % BLOCK_VECTORS : -1;
     }
@@ -48,21 +46,18 @@ struct Ring {
 
   // Clears the slot of step t, long before h of that step is stored.
   DEVICE void clear(int t) const {
-#pragma unroll
-    for (int k = 0; k < OWN; k++)
+    UNROLL for (int k = 0; k < OWN; k++)
       if (own[k] >= 0) publish(slot(t) + own[k], make_uint4(EMPTY, EMPTY, EMPTY, EMPTY));
   }
   // Starts to load a word of each of the thread's vectors in the slot of step t, for `send` of step t - 1. Early,
   // because a load from L2 takes long.
   DEVICE void load_cleared(u32 (&cleared)[OWN], int t) const {
-#pragma unroll
-    for (int k = 0; k < OWN; k++)
+    UNROLL for (int k = 0; k < OWN; k++)
       if (own[k] >= 0) peek(cleared[k], slot(t) + own[k]);
   }
   // Stores h of step t, once the slot of step t + 1 is clear: so h also tells the other blocks that it is.
   DEVICE void send(const char* send_buffer, u32 (&cleared)[OWN], int t) const {
-#pragma unroll
-    for (int k = 0; k < OWN; k++) {
+    UNROLL for (int k = 0; k < OWN; k++) {
       if (own[k] < 0) continue;
       while (cleared[k] != EMPTY) peek(cleared[k], slot(t + 1) + own[k]);
       publish(slot(t) + own[k], reinterpret_cast<const uint4*>(send_buffer)[k * THREADS + threadIdx.x]);
@@ -70,20 +65,18 @@ struct Ring {
   }
   // Copies h of step t to shared memory as it arrives.
   DEVICE void receive(char* state, int t) const {
-    constexpr int VECTORS = SPLITS * HEAD_VECTORS, ALL = (VECTORS + THREADS - 1) / THREADS, TOGETHER = ALL < 8 ? ALL : 8;
+    constexpr int VECTORS = SPLITS * HEAD_VECTORS, ALL = (VECTORS + THREADS - 1) / THREADS;
+    constexpr int TOGETHER = ALL < 8 ? ALL : 8;
     for (int first = threadIdx.x; first < VECTORS; first += TOGETHER * THREADS) {
       const uint4* from = slot(t) + first;
       uint4 vectors[TOGETHER];
       bool missing[TOGETHER], any = true;
-#pragma unroll
-      for (int k = 0; k < TOGETHER; k++) missing[k] = first + k * THREADS < VECTORS;
+      UNROLL for (int k = 0; k < TOGETHER; k++) missing[k] = first + k * THREADS < VECTORS;
       while (any) {  // polls all missing vectors at once, which takes as long as polling one
         any = false;
-#pragma unroll
-        for (int k = 0; k < TOGETHER; k++)
+        UNROLL for (int k = 0; k < TOGETHER; k++)
           if (missing[k]) peek(vectors[k], from + k * THREADS);
-#pragma unroll
-        for (int k = 0; k < TOGETHER; k++) {
+        UNROLL for (int k = 0; k < TOGETHER; k++) {
           if (!missing[k]) continue;
           missing[k] = !arrived(vectors[k]);
           any |= missing[k];
@@ -102,5 +95,6 @@ DEVICE void init_barriers(u32 barriers) {
 // Sets the number of bytes of h after which the mbarriers of a buffer complete their phase.
 DEVICE void expect_h(u32 barriers, int buffer, const ThreadCoord& coord) {
   if (threadIdx.x == 0)
-    for (int i = 0; i < SEGMENTS; i++) barrier_expect(barriers + (buffer * SEGMENTS + i) * 8, H_BYTES / SEGMENTS / SENT_COLUMNS * coord.used_columns());
+    for (int i = 0; i < SEGMENTS; i++)
+      barrier_expect(barriers + (buffer * SEGMENTS + i) * 8, H_BYTES / SEGMENTS / SENT_COLUMNS * coord.used_columns());
 }

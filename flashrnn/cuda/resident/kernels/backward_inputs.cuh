@@ -5,7 +5,9 @@
 #include "resident/kernels/backward_memory.cuh"
 
 // Returns the row of sequence n in the step that is `back` steps before the last.
-DEVICE i64 last_row(const Params& params, i64 n, i64 back) { return n * params.row_b + (params.T - 1 - back) * params.row_t; }
+DEVICE i64 last_row(const Params& params, i64 n, i64 back) {
+  return n * params.row_b + (params.T - 1 - back) * params.row_t;
+}
 
 // Copies the statistics that the backward needs, for every step, to [SEQS in tile_row order][NEEDED_FLOATS] of each
 // unit tile.
@@ -18,9 +20,9 @@ struct StatisticsLoader {
   // first(sequence) is the address of the head's gates in the first step.
   template <class First>
   DEVICE void start(u32 tile, const ThreadCoord& coord, First first) {
-#pragma unroll
-    for (int i = 0; i < COPIES; i++) {
-      const int copy = i * LOAD_THREADS + coord.load_thread(), sequence = copy / OF_SEQUENCE % LOADED_SEQUENCES * SPREAD;
+    UNROLL for (int i = 0; i < COPIES; i++) {
+      const int copy = i * LOAD_THREADS + coord.load_thread();
+      const int sequence = copy / OF_SEQUENCE % LOADED_SEQUENCES * SPREAD;
       copies[i] = copy < ALL, valid[i] = coord.has_sequence(sequence);
       const gate* gates = first(valid[i] ? coord.batch_index(sequence) : 0);
       from[i] = reinterpret_cast<const char*>(gates + D * STORED) + copy % OF_SEQUENCE * WIDTH;
@@ -29,8 +31,7 @@ struct StatisticsLoader {
     }
   }
   DEVICE void load(u32 offset, i64 step, bool exists) {
-#pragma unroll
-    for (int i = 0; i < COPIES; i++) {
+    UNROLL for (int i = 0; i < COPIES; i++) {
       if (copies[i]) copy_async<WIDTH>(to[i] + offset, from[i], valid[i] && exists);
       from[i] += step;
     }
@@ -59,7 +60,8 @@ struct StepInputs {
   DEVICE StepInputs(u32 tile, const Params& params, const ThreadCoord& coord)
       : params(params), coord(coord), tile(tile), head(coord.head * D) {
     auto head_gates = [&](i64 n) {
-      return params.gates + last_row(params, n, 0) * HEADS * HEAD_NUMBERS + (GATES_IN_PIECES ? head : coord.head * HEAD_NUMBERS);
+      return params.gates + last_row(params, n, 0) * HEADS * HEAD_NUMBERS +
+          (GATES_IN_PIECES ? head : coord.head * HEAD_NUMBERS);
     };
     gates.start(tile, coord, head_gates);
     if constexpr (STATISTICS_NEEDED > 0) statistics.start(tile + STATISTICS_TILE, coord, head_gates);
@@ -67,21 +69,17 @@ struct StepInputs {
     h.start(tile + H_TILE, coord, [&](i64 n) { return params.h + last_row(params, n, 1) * ROW + head; });
     if constexpr (!BRANCHES) {
       start_aux(true);
-#pragma unroll
-      for (int i = 0; i < STATES - 1; i++)
-#pragma unroll
-        for (int k = 0; k < Aux::COPIES; k++) first_aux[i][k] = aux[i].from[k], asm_fence(first_aux[i][k]);
+      UNROLL for (int i = 0; i < STATES - 1; i++)
+        UNROLL for (int k = 0; k < Aux::COPIES; k++) first_aux[i][k] = aux[i].from[k], asm_fence(first_aux[i][k]);
     }
     start_aux(params.T == 1);
     if constexpr (!BRANCHES) {
-      gates.keep(), d_h.keep(), h.keep();
-#pragma unroll
-      for (int i = 0; i < STATES - 1; i++) aux[i].keep();
+      gates.fence_addresses(), d_h.fence_addresses(), h.fence_addresses();
+      UNROLL for (int i = 0; i < STATES - 1; i++) aux[i].fence_addresses();
     }
   }
   DEVICE void start_aux(bool first_step) {
-#pragma unroll
-    for (int i = 0; i < STATES - 1; i++)
+    UNROLL for (int i = 0; i < STATES - 1; i++)
       aux[i].start(tile + AUX_TILE + i * STATE_ROW_BYTES, coord, [&](i64 n) {
         const aux_number* before = params.aux + (i * params.B * params.T + last_row(params, n, 1)) * ROW;
         return head + (first_step ? params.first_aux + (i * params.B + n) * ROW : before);
@@ -89,8 +87,7 @@ struct StepInputs {
   }
   // Starts the copies of the first steps of the loop, i.e. the last time steps, and waits for those of the very first.
   DEVICE void load_first(int steps) {
-#pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) load(steps - 1 - i, i);
+    UNROLL for (int i = 0; i < STAGES - 1; i++) load(steps - 1 - i, i);
     copy_wait<IN_FLIGHT>();
   }
   // Starts the copies of the inputs of step t into stage `stage`.
@@ -101,8 +98,7 @@ struct StepInputs {
       if constexpr (STATISTICS_NEEDED > 0) statistics.load(stage * INPUT_BYTES, -params.gates_step, exists);
       d_h.load(stage * INPUT_BYTES, -params.h_step, exists);
       to_initial_states(t);
-#pragma unroll
-      for (int i = 0; i < STATES - 1; i++) aux[i].load(stage * INPUT_BYTES, -params.aux_step, exists);
+      UNROLL for (int i = 0; i < STATES - 1; i++) aux[i].load(stage * INPUT_BYTES, -params.aux_step, exists);
       if (USES_H && (!BRANCHES || t > 0)) h.load(stage * INPUT_BYTES, -params.h_step, BRANCHES || t > 0);
     }
     copy_commit();
@@ -112,10 +108,8 @@ struct StepInputs {
     if constexpr (BRANCHES) {
       if (STATES > 1 && t == 0 && params.T > 1) start_aux(true);
     } else {
-#pragma unroll
-      for (int i = 0; i < STATES - 1; i++)
-#pragma unroll
-        for (int k = 0; k < Aux::COPIES; k++) aux[i].from[k] = t == 0 ? first_aux[i][k] : aux[i].from[k];
+      UNROLL for (int i = 0; i < STATES - 1; i++)
+        UNROLL for (int k = 0; k < Aux::COPIES; k++) aux[i].from[k] = t == 0 ? first_aux[i][k] : aux[i].from[k];
     }
   }
 };
@@ -141,37 +135,35 @@ struct StepCells {
   }
   DEVICE void read_statistics(const char* tile, const ThreadCoord& coord) {
     if (!coord.reads_cells()) return;
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) {
-      const float4* from = reinterpret_cast<const float4*>(tile + STATISTICS_TILE) + tile_row(coord.sequence(p * PAIR)) * (NEEDED_FLOATS / 4);
-#pragma unroll
-      for (int k = 0; k < STATISTICS_NEEDED; k++) {
+    UNROLL for (int p = 0; p < PAIRS; p++) {
+      const float4* from = reinterpret_cast<const float4*>(tile + STATISTICS_TILE) +
+          tile_row(coord.sequence(p * PAIR)) * (NEEDED_FLOATS / 4);
+      UNROLL for (int k = 0; k < STATISTICS_NEEDED; k++) {
         const float4 four = from[k / 4];
-#pragma unroll
-        for (int q = p * PAIR; q < p * PAIR + PAIR; q++) statistics[k][q] = k % 4 == 0 ? four.x : k % 4 == 1 ? four.y : k % 4 == 2 ? four.z : four.w;
+        UNROLL for (int q = p * PAIR; q < p * PAIR + PAIR; q++)
+          statistics[k][q] = k % 4 == 0 ? four.x : k % 4 == 1 ? four.y : k % 4 == 2 ? four.z : four.w;
       }
     }
   }
 
  private:
   DEVICE void read_gates(const gate* tile, const ThreadCoord& coord) {
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) {
+    UNROLL for (int p = 0; p < PAIRS; p++) {
       ResidualGates pair;
-      pair.load(tile + tile_row(coord.sequence(p * PAIR)) * GATE_PITCH + (coord.unit(p * PAIR) - coord.cell_tile_unit()) * STORED);
+      pair.load(tile + tile_row(coord.sequence(p * PAIR)) * GATE_PITCH +
+                (coord.unit(p * PAIR) - coord.cell_tile_unit()) * STORED);
       pair.get(gates[p]);
     }
   }
   DEVICE void read_states(const char* tile, const float (&first_h)[CELLS], bool first, const ThreadCoord& coord) {
     const scalar* rows = reinterpret_cast<const scalar*>(tile + D_H_TILE);
     read_cells(d_h, rows, 0, coord);
-#pragma unroll
-    for (int i = 1; i < STATES; i++)
+    UNROLL for (int i = 1; i < STATES; i++)
       read_cells(states[i], reinterpret_cast<const aux_number*>(tile + AUX_TILE + (i - 1) * STATE_ROW_BYTES), 0, coord);
     if constexpr (USES_H) {
       read_cells(states[0], rows, 1, coord);
-#pragma unroll
-      for (int q = 0; q < CELLS; q++) states[0][q] = first ? first_h[q] : states[0][q];  // a branch would split the loop
+      // A branch would split the loop.
+      UNROLL for (int q = 0; q < CELLS; q++) states[0][q] = first ? first_h[q] : states[0][q];
     }
   }
 };
@@ -185,14 +177,11 @@ struct AuxGradients {
   i64 step;  // bytes between consecutive steps
   DEVICE AuxGradients(const Params& params, const LaneCells& cells) : step(params.row_t * ROW * 4) {
     const float* const d_aux[] = D_AUX_ARRAY;  // null for zeros
-#pragma unroll
-    for (int i = 0; i < OTHERS; i++)
-#pragma unroll
-      for (int p = 0; p < PAIRS; p++) {
+    UNROLL for (int i = 0; i < OTHERS; i++)
+      UNROLL for (int p = 0; p < PAIRS; p++) {
         const float* first = d_aux[i] + last_row(params, cells.sequence[p * PAIR], 0) * ROW + cells.element[p * PAIR];
         from[i][p] = d_aux[i] ? reinterpret_cast<const char*>(first) : nullptr;
-#pragma unroll
-        for (int q = 0; q < PAIR; q++) next[i][p * PAIR + q] = 0;
+        UNROLL for (int q = 0; q < PAIR; q++) next[i][p * PAIR + q] = 0;
       }
   }
   // Adds the gradient of state i of cell q. The first state, h, has none here.
@@ -202,15 +191,11 @@ struct AuxGradients {
   // Sets `values` to the gradients of step t + 1, and starts to load those of step t.
   DEVICE void load(int t, const bool (&valid)[CELLS]) {
     if (!HAS_D_AUX) return;
-#pragma unroll
-    for (int i = 0; i < OTHERS; i++)
-#pragma unroll
-      for (int q = 0; q < CELLS; q++) values[i][q] = next[i][q];
+    UNROLL for (int i = 0; i < OTHERS; i++)
+      UNROLL for (int q = 0; q < CELLS; q++) values[i][q] = next[i][q];
     if (t < 0) return;
-#pragma unroll
-    for (int i = 0; i < OTHERS; i++)
-#pragma unroll
-      for (int p = 0; p < PAIRS; p++) {
+    UNROLL for (int i = 0; i < OTHERS; i++)
+      UNROLL for (int p = 0; p < PAIRS; p++) {
         if (!from[i][p] || !valid[p * PAIR]) continue;
         if constexpr (PAIR == 2) {
           const float2 pair = *reinterpret_cast<const float2*>(from[i][p]);

@@ -4,9 +4,9 @@
 #include "resident/kernels/shared_memory.cuh"
 #include "resident/kernels/slice_sums.cuh"
 
-// With one block, the warps of a unit tile split the product's inner axis (slice-K). IN_ROWS, where sums go through shared
-// memory anyway, one warp for a unit tile multiplies its part of the inner axis for all unit tiles (ALL_TILES): so it
-// reads only this part of the operand.
+// With one block, the warps of a unit tile split the product's inner axis (slice-K). IN_ROWS, where sums go through
+// shared memory anyway, one warp for a unit tile multiplies its part of the inner axis for all unit tiles (ALL_TILES):
+// so it reads only this part of the operand.
 constexpr bool ALL_TILES = IN_ROWS && K_SLICES == 1;
 constexpr int SLICES = BLOCKS > 1 ? 1 : ALL_TILES ? WARPS : K_SLICES;
 constexpr int K_TILES = GR * UNITS / 16 / SLICES;
@@ -21,7 +21,8 @@ constexpr int SPLIT_BYTES = GR * UNITS * OPERAND_COLUMNS * 2;
 constexpr int GATE_BYTES = OPERANDS * SPLIT_BYTES;                        // dg of a step, as the product's operand
 constexpr int STATE_ROW_BYTES = SEQS * 16 * 4;                            // 16 units of a state in float32
 constexpr int GATE_PITCH = pitch(STORED);
-constexpr u32 D_H_TILE = SEQS * GATE_PITCH * sizeof(gate), H_TILE = D_H_TILE + ROW_BYTES;  // after the gates of a unit tile
+// after the gates of a unit tile
+constexpr u32 D_H_TILE = SEQS * GATE_PITCH * sizeof(gate), H_TILE = D_H_TILE + ROW_BYTES;
 constexpr u32 AUX_TILE = H_TILE + USES_H * ROW_BYTES;
 constexpr u32 STATISTICS_TILE = AUX_TILE + (STATES - 1) * STATE_ROW_BYTES;
 constexpr int INPUT_BYTES = UNIT_TILES * (STATISTICS_TILE + SEQS * NEEDED_FLOATS * 4 + TILE_PADDING);  // of a step

@@ -9,7 +9,8 @@ constexpr int PAIRS = CELLS / PAIR;
 
 // Whether cells that are padding of the batch or of the head need no masks, because their new states and gradients are
 // finite. In steps that reduce over units, padding must not mix with other units of the head.
-constexpr bool FINITE = FINITE_AT_ZERO && (!REDUCES || (PADDED == D && CELL_SLICES == K_SLICES && (BLOCKS == 1 || !HAS_UNUSED_COLUMNS)));
+constexpr bool FINITE = FINITE_AT_ZERO &&
+    (!REDUCES || (PADDED == D && CELL_SLICES == K_SLICES && (BLOCKS == 1 || !HAS_UNUSED_COLUMNS)));
 
 // The coordinates of the lane's cells: a unit of a sequence each.
 struct LaneCells {
@@ -27,9 +28,9 @@ DEVICE float2 to_pair(const __nv_bfloat16* from) { return unpack_bfloats(*reinte
 // Loads a value for each cell of the lane from row `row` of a tile that a TileLoader has filled.
 template <class T>
 DEVICE void read_cells(float (&v)[CELLS], const T* tile, int row, const ThreadCoord& coord) {
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) {
-    const T* from = tile + (row * SEQS + tile_row(coord.sequence(p * PAIR))) * 16 + coord.unit(p * PAIR) - coord.cell_tile_unit();
+  UNROLL for (int p = 0; p < PAIRS; p++) {
+    const T* from = tile + (row * SEQS + tile_row(coord.sequence(p * PAIR))) * 16 +
+        coord.unit(p * PAIR) - coord.cell_tile_unit();
     if constexpr (PAIR == 2) {
       float2 pair = to_pair(from);
       v[2 * p] = pair.x, v[2 * p + 1] = pair.y;
@@ -45,8 +46,7 @@ DEVICE void store_pair(__half* to, float a, float b) { *reinterpret_cast<u32*>(t
 // Stores a value for each valid cell of the lane, `offset` elements after the addresses of its pairs.
 template <class T>
 DEVICE void store_cells(const float (&v)[CELLS], T* const (&to)[PAIRS], i64 offset, const bool (&valid)[CELLS]) {
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) {
+  UNROLL for (int p = 0; p < PAIRS; p++) {
     T* at = to[p] + offset;
     if constexpr (PAIR == 2) {
       if (valid[2 * p]) store_pair(at, v[2 * p], v[2 * p + 1]);
@@ -64,24 +64,20 @@ struct RoundedCells {
   u32 pairs[PAIRS];
   DEVICE PairOf<S> pair(int p) const { return {pairs[p]}; }
   DEVICE void round(const float (&v)[CELLS]) {
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) pairs[p] = pack(v[p * PAIR], PAIR == 2 ? v[p * PAIR + PAIR - 1] : 0.0f);
+    UNROLL for (int p = 0; p < PAIRS; p++) pairs[p] = pack(v[p * PAIR], PAIR == 2 ? v[p * PAIR + PAIR - 1] : 0.0f);
   }
   DEVICE void mask(const u32 (&masks)[PAIRS]) {
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) pairs[p] &= masks[p];
+    UNROLL for (int p = 0; p < PAIRS; p++) pairs[p] &= masks[p];
   }
   DEVICE void multiply(const float (&)[PAIRS]) {}  // only floats are SCALED
   DEVICE void get(float (&v)[CELLS]) const {
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) {
+    UNROLL for (int q = 0; q < CELLS; q++) {
       float2 pair = unpack(pairs[q / PAIR]);
       v[q] = q % PAIR ? pair.y : pair.x;
     }
   }
   DEVICE void store_global(S* const (&to)[PAIRS], i64 offset, const bool (&valid)[CELLS]) const {
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) {
+    UNROLL for (int p = 0; p < PAIRS; p++) {
       S* at = to[p] + offset;
       if constexpr (PAIR == 2) {
         if (valid[2 * p]) *reinterpret_cast<u32*>(at) = pairs[p];
@@ -96,20 +92,16 @@ struct RoundedCells<float> {
   float values[CELLS];
   DEVICE PairOf<float> pair(int p) const { return {values[p * PAIR], PAIR == 2 ? values[p * PAIR + PAIR - 1] : 0.0f}; }
   DEVICE void round(const float (&v)[CELLS]) {
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) values[q] = v[q];
+    UNROLL for (int q = 0; q < CELLS; q++) values[q] = v[q];
   }
   DEVICE void mask(const u32 (&masks)[PAIRS]) {
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) values[q] = masked(values[q], masks[q / PAIR]);
+    UNROLL for (int q = 0; q < CELLS; q++) values[q] = masked(values[q], masks[q / PAIR]);
   }
   DEVICE void multiply(const float (&factors)[PAIRS]) {
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) values[q] *= factors[q / PAIR];
+    UNROLL for (int q = 0; q < CELLS; q++) values[q] *= factors[q / PAIR];
   }
   DEVICE void get(float (&v)[CELLS]) const {
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) v[q] = values[q];
+    UNROLL for (int q = 0; q < CELLS; q++) v[q] = values[q];
   }
   DEVICE void store_global(float* const (&to)[PAIRS], i64 offset, const bool (&valid)[CELLS]) const {
     store_cells(values, to, offset, valid);
@@ -131,15 +123,13 @@ constexpr int PAIR_WORDS = (PAIR_GATES * sizeof(gate) + 3) / 4;
 struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) ResidualGates {
   u32 words[PAIR_WORDS];
   DEVICE void round(const float (&numbers)[PAIR_GATES]) {
-#pragma unroll
-    for (int i = 0; i < PAIR_WORDS; i++) {
+    UNROLL for (int i = 0; i < PAIR_WORDS; i++) {
       if constexpr (sizeof(gate) == 4) words[i] = __float_as_uint(numbers[i]);
       else words[i] = pack_gates(numbers[2 * i], 2 * i + 1 < PAIR_GATES ? numbers[2 * i + 1] : 0);
     }
   }
   DEVICE void get(float (&numbers)[PAIR_GATES]) const {
-#pragma unroll
-    for (int i = 0; i < PAIR_GATES; i++) {
+    UNROLL for (int i = 0; i < PAIR_GATES; i++) {
       if constexpr (sizeof(gate) == 4) numbers[i] = __uint_as_float(words[i]);
       else numbers[i] = i % 2 ? unpack_halves(words[i / 2]).y : unpack_halves(words[i / 2]).x;
     }
@@ -147,14 +137,13 @@ struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) ResidualG
   DEVICE void store(gate* to) const {
     if constexpr (WHOLE_WORDS) *reinterpret_cast<ResidualGates*>(to) = *this;
     else
-#pragma unroll
-      for (int i = 0; i < PAIR_GATES; i++) reinterpret_cast<u16*>(to)[i] = static_cast<u16>(words[i / 2] >> i % 2 * 16);
+      UNROLL for (int i = 0; i < PAIR_GATES; i++)
+        reinterpret_cast<u16*>(to)[i] = static_cast<u16>(words[i / 2] >> i % 2 * 16);
   }
   DEVICE void load(const gate* from) {
     if constexpr (WHOLE_WORDS) *this = *reinterpret_cast<const ResidualGates*>(from);
     else
-#pragma unroll
-      for (int i = 0; i < PAIR_WORDS; i++) {
+      UNROLL for (int i = 0; i < PAIR_WORDS; i++) {
         u32 low = reinterpret_cast<const u16*>(from)[2 * i];
         words[i] = 2 * i + 1 < PAIR_GATES ? low | reinterpret_cast<const u16*>(from)[2 * i + 1] << 16 : low;
       }
@@ -165,7 +154,8 @@ struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) ResidualG
 constexpr int NEEDED_FLOATS = (STATISTICS_NEEDED + 3) / 4 * 4;  // those that the backward needs
 using StatisticCells = float[STATISTICS > 0 ? STATISTICS : 1][CELLS];
 using NeededCells = float[STATISTICS_NEEDED > 0 ? STATISTICS_NEEDED : 1][CELLS];
-constexpr int STATISTIC_ALIGNMENT = D * STORED * sizeof(gate) % 16 == 0 ? 16 : D * STORED * sizeof(gate) % 8 == 0 ? 8 : 4;
+constexpr int STATISTIC_ALIGNMENT = D * STORED * sizeof(gate) % 16 == 0
+    ? 16 : D * STORED * sizeof(gate) % 8 == 0 ? 8 : 4;
 static_assert(!GATES_IN_PIECES || STATISTICS == 0);
 
 // Stores the statistics of the lane's sequences, if its first unit is the first of the head. `to`: the addresses of
@@ -173,40 +163,38 @@ static_assert(!GATES_IN_PIECES || STATISTICS == 0);
 DEVICE void store_statistics(const StatisticCells& statistics, gate* const (&to)[PAIRS], const bool (&valid)[CELLS],
                              const ThreadCoord& coord) {
   if (STATISTICS == 0 || coord.unit(0) != 0) return;
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) {
+  UNROLL for (int p = 0; p < PAIRS; p++) {
     if (!valid[p * PAIR]) continue;
     float* at = reinterpret_cast<float*>(to[p] + D * STORED);
     auto number = [&](int k) { return k < STATISTICS ? statistics[k < STATISTICS ? k : 0][p * PAIR] : 0.0f; };
-#pragma unroll
-    for (int k = 0; k < STATISTIC_FLOATS; k += STATISTIC_ALIGNMENT / 4) {
+    UNROLL for (int k = 0; k < STATISTIC_FLOATS; k += STATISTIC_ALIGNMENT / 4) {
       if constexpr (STATISTIC_ALIGNMENT == 16)
         *reinterpret_cast<float4*>(at + k) = make_float4(number(k), number(k + 1), number(k + 2), number(k + 3));
-      else if constexpr (STATISTIC_ALIGNMENT == 8) *reinterpret_cast<float2*>(at + k) = make_float2(number(k), number(k + 1));
+      else if constexpr (STATISTIC_ALIGNMENT == 8)
+        *reinterpret_cast<float2*>(at + k) = make_float2(number(k), number(k + 1));
       else at[k] = number(k);
     }
   }
 }
 
-// HELPED: the early values of a lane's cells (cells/printers/early.py), which its partner in the other half of the block computes,
-// in shared memory: [2 steps][pairs of values][lanes][2 values][2 cells]. They are stored after the first barrier of the step
-// before, and loaded after that of the step.
+// HELPED: the early values of a lane's cells (cells/printers/early.py), which its partner in the other half of the
+// block computes, in shared memory: [2 steps][pairs of values][lanes][2 values][2 cells]. They are stored after the
+// first barrier of the step before, and loaded after that of the step.
 struct EarlyValues {
   static constexpr int LANES = THREADS / 2, PAIRS = (EARLY_VALUES + 1) / 2;
   static constexpr int SIZE = HELPED ? 2 * PAIRS * LANES * 16 : 0;  // bytes
   using Cells = float[EARLY_VALUES > 0 ? EARLY_VALUES : 1][CELLS];
   float4* own;
-  DEVICE EarlyValues(char* memory, int step) : own(reinterpret_cast<float4*>(memory) + (step & 1) * (PAIRS * LANES) + threadIdx.x % LANES) {}
+  DEVICE EarlyValues(char* memory, int step)
+      : own(reinterpret_cast<float4*>(memory) + (step & 1) * (PAIRS * LANES) + threadIdx.x % LANES) {}
   DEVICE void store(const Cells& v) const {
-#pragma unroll
-    for (int i = 0; i < EARLY_VALUES; i += 2) {
+    UNROLL for (int i = 0; i < EARLY_VALUES; i += 2) {
       const int next = i + 1 < EARLY_VALUES ? i + 1 : i;
       own[i / 2 * LANES] = make_float4(v[i][0], v[i][1], v[next][0], v[next][1]);
     }
   }
   DEVICE void load(Cells& v) const {
-#pragma unroll
-    for (int i = 0; i < EARLY_VALUES; i += 2) {
+    UNROLL for (int i = 0; i < EARLY_VALUES; i += 2) {
       const float4 two = own[i / 2 * LANES];
       v[i][0] = two.x, v[i][1] = two.y;
       if (i + 1 < EARLY_VALUES) v[i + 1][0] = two.z, v[i + 1][1] = two.w;
@@ -219,8 +207,7 @@ constexpr int CONSTANTS = GATES - STORED, CONSTANT_BYTES = CONSTANTS * UNITS * 4
 template <class P>  // Params, which has no bias in a backward without such gates
 DEVICE void load_constants(float* constants, const P& params, const ThreadCoord& coord) {
   if constexpr (CONSTANTS > 0)
-#pragma unroll
-    for (int j = 0; j < GATES; j++)
+    UNROLL for (int j = 0; j < GATES; j++)
       for (int i = threadIdx.x; CONSTANT_OF[j] >= 0 && i < UNITS; i += THREADS) {
         const int unit = coord.rank * UNITS + i;
         constants[CONSTANT_OF[j] * UNITS + i] = unit < D ? float(params.bias[j * ROW + coord.head * D + unit]) : 0;
@@ -228,8 +215,7 @@ DEVICE void load_constants(float* constants, const P& params, const ThreadCoord&
 }
 // Reads the constants of the lane's units. The block must have synchronised since load_constants.
 DEVICE void read_constants(float (&values)[CONSTANTS + 1][PAIR], const float* constants, const ThreadCoord& coord) {
-#pragma unroll
-  for (int k = 0; k < CONSTANTS; k++) {
+  UNROLL for (int k = 0; k < CONSTANTS; k++) {
     const float* from = constants + k * UNITS + coord.unit(0) - coord.rank * UNITS;
     if constexpr (PAIR == 2) {
       const float2 pair = to_pair(from);
@@ -251,25 +237,22 @@ struct Resets {
   DEVICE void start(const Params& params, const LaneCells& cells, int t, int step) {
     if (!RESET) return;
     words = params.resets, last_word = static_cast<int>((params.T - 1) / WORD);
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) row[p] = cells.valid[p * PAIR] ? cells.sequence[p * PAIR] * (last_word + 1) : 0;
+    UNROLL for (int p = 0; p < PAIRS; p++)
+      row[p] = cells.valid[p * PAIR] ? cells.sequence[p * PAIR] * (last_word + 1) : 0;
     load(t), move_on(t + step);
   }
   // Loads the words that contain step t.
   DEVICE void load(int t) {
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) next[p] = words[row[p] + min(max(t, 0) / WORD, last_word)];
+    UNROLL for (int p = 0; p < PAIRS; p++) next[p] = words[row[p] + min(max(t, 0) / WORD, last_word)];
   }
   // Moves on to the words loaded last, and loads those that contain step t.
   DEVICE void move_on(int t) {
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) now[p] = next[p];
+    UNROLL for (int p = 0; p < PAIRS; p++) now[p] = next[p];
     load(t);
   }
   // Returns masks for step t: all bits set, or none where the states before the step are reset.
   DEVICE void masks(u32 (&masks)[PAIRS], int t) const {
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) masks[p] = RESET ? (now[p] >> t % WORD & 1) - 1 : ~0u;
+    UNROLL for (int p = 0; p < PAIRS; p++) masks[p] = RESET ? (now[p] >> t % WORD & 1) - 1 : ~0u;
   }
 };
 
@@ -277,11 +260,9 @@ struct Resets {
 // after the addresses `to` from operand_addresses.
 template <int UNITS_OF_TILE>
 DEVICE void store_operand(const StoredCells& cells, const u32 (&to)[PAIRS], u32 offset) {
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) {
+  UNROLL for (int p = 0; p < PAIRS; p++) {
     Pair pair = cells.pair(p);
-#pragma unroll
-    for (int split = 0; split < SPLITS; split++) {
+    UNROLL for (int split = 0; split < SPLITS; split++) {
       u32 word = pair.next_split(), at = to[p] + offset + split_offset(split, UNITS_OF_TILE);
       if constexpr (PAIR == 2) store_shared(at, word);
       else store_shared(at, static_cast<u16>(word));
@@ -291,8 +272,7 @@ DEVICE void store_operand(const StoredCells& cells, const u32 (&to)[PAIRS], u32 
 
 // Computes the addresses of the lane's pairs in an operand tile at `address` whose first unit is `first`.
 DEVICE void operand_addresses(u32 (&to)[PAIRS], u32 address, int first, const ThreadCoord& coord) {
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) {
+  UNROLL for (int p = 0; p < PAIRS; p++) {
     to[p] = address + operand_offset(coord.unit(p * PAIR) - first, coord.sequence(p * PAIR)) * 2;
     asm_fence(to[p]);
   }

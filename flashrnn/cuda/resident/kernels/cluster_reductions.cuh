@@ -41,20 +41,15 @@ struct ClusterReductions {
     if (threadIdx.x == 0) barrier_expect(barrier(buffer), PARTS * coord.used_columns() * part_floats(Part::WORDS) * 4);
     const u32 before = EXCHANGES > 1 ? received_before(NUMBER) : buffer * received_before(1);
     Part parts[PAIRS];
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) reduce_warp<SUMS, MOMENTS, MAXIMA>(parts[p], values, p, coord);
+    UNROLL for (int p = 0; p < PAIRS; p++) reduce_warp<SUMS, MOMENTS, MAXIMA>(parts[p], values, p, coord);
     __syncwarp();  // all lanes have read the previous exchange: receiving a part implies that
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) send_part(parts[p], before, barrier(buffer), coord.sequence(p * PAIR));
+    UNROLL for (int p = 0; p < PAIRS; p++) send_part(parts[p], before, barrier(buffer), coord.sequence(p * PAIR));
     barrier_wait(barrier(buffer), phase);
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) {
+    UNROLL for (int p = 0; p < PAIRS; p++) {
       Part total;
       total_received(total, before, coord.sequence(p * PAIR));
-#pragma unroll
-      for (int i = 0; i < Part::RESULTS; i++)
-#pragma unroll
-        for (int q = p * PAIR; q < p * PAIR + PAIR; q++) result[i][q] = total.result(i);
+      UNROLL for (int i = 0; i < Part::RESULTS; i++)
+        UNROLL for (int q = p * PAIR; q < p * PAIR + PAIR; q++) result[i][q] = total.result(i);
     }
   }
 
@@ -62,31 +57,30 @@ struct ClusterReductions {
   // Sends the warp's part of a sequence to every LANES-th block, beginning with the lane's index.
   template <class Part>
   DEVICE void send_part(const Part& part, u32 before, u32 barrier, int sequence) const {
-    if (HAS_UNUSED_COLUMNS && sequence >= (ANY_SEQUENCES ? coord.used_columns() : SEQUENCES)) return;  // a constant for the compiler
+    // SEQUENCES is a constant for the compiler.
+    if (HAS_UNUSED_COLUMNS && sequence >= (ANY_SEQUENCES ? coord.used_columns() : SEQUENCES)) return;
     constexpr int FLOATS = part_floats(Part::WORDS);
     const u32 place = shared_address(received) + before + (own_part(coord) * SEQUENCES + sequence) * FLOATS * 4;
     auto word = [&](int i) { return __float_as_uint(part.words[i]); };
-#pragma unroll
-    for (int first = 0; first < BLOCKS; first += LANES) {
+    UNROLL for (int first = 0; first < BLOCKS; first += LANES) {
       const int rank = first + lane_of_sequence();
       if (first + LANES > BLOCKS && rank >= BLOCKS) continue;
       const u32 to = remote_address(place, rank), signal = remote_address(barrier, rank);
       if constexpr (FLOATS == 2) send(to, make_uint2(word(0), word(1)), signal);
       else
-#pragma unroll
-        for (int k = 0; k < FLOATS; k += 4) send(to + 4 * k, make_uint4(word(k), word(k + 1), word(k + 2), word(k + 3)), signal);
+        UNROLL for (int k = 0; k < FLOATS; k += 4)
+          send(to + 4 * k, make_uint4(word(k), word(k + 1), word(k + 2), word(k + 3)), signal);
     }
   }
   // Adds up the parts that have been received for a sequence.
   template <class Part>
   DEVICE void total_received(Part& total, u32 before, int sequence) const {
     constexpr int FLOATS = part_floats(Part::WORDS);
-    const float* parts = reinterpret_cast<const float*>(received + before) + min(sequence, coord.used_columns() - 1) * FLOATS;
+    const float* parts = reinterpret_cast<const float*>(received + before) +
+        min(sequence, coord.used_columns() - 1) * FLOATS;
     load(total, parts);  // all lanes start with the shifts and maxima of the first part
-#pragma unroll
-    for (int i = 0; i < Part::ADDED; i++) total.words[i] = 0;
-#pragma unroll
-    for (int first = 0; first < PARTS; first += LANES) {
+    UNROLL for (int i = 0; i < Part::ADDED; i++) total.words[i] = 0;
+    UNROLL for (int first = 0; first < PARTS; first += LANES) {
       const int number = first + lane_of_sequence();
       if (first + LANES > PARTS && number >= PARTS) continue;
       Part other;

@@ -4,7 +4,8 @@
 // one tile, its sums are in registers; those of the other tiles are in memory, i.e. in the L2 cache.
 //
 // Float32, whose products take longer: a block of several tiles stops at the end of the turn during which the loop has
-// ended. Another kernel (RESUMES) adds the remaining rows, with a block for each tile: all multiprocessors are free then.
+// ended. Another kernel (RESUMES) adds the remaining rows, with a block for each tile: all multiprocessors are free
+// then.
 #pragma once
 #include "kernels/ring.cuh"
 #include "resident/kernels/gradient_rows.cuh"
@@ -18,7 +19,8 @@ constexpr bool STOPS = TILES > 1 && BYTES == 4;
 constexpr int FEW_STEPS = 48;  // that a block adds itself, because launching the other kernel takes about as long
 // Half types: each thread that copies arrives at a stage's mbarrier, and each warp that multiplies at the other one.
 using Barriers = RingBarriers<STAGES, COPYING, MULTIPLYING / 32>;
-static_assert(STAGES > 1 && SHARED_BYTES_EXPECTED >= STAGES * STAGE + (BYTES == 2 ? int(sizeof(Barriers)) : AHEAD * COPIED));
+static_assert(STAGES > 1 &&
+              SHARED_BYTES_EXPECTED >= STAGES * STAGE + (BYTES == 2 ? int(sizeof(Barriers)) : AHEAD * COPIED));
 
 // The sums that a warpgroup computes.
 struct Sums {
@@ -31,10 +33,8 @@ struct Sums {
     if constexpr (SPLITS == 1) products<true>(c, stage, 0, 0);
     else {
       products<false>(load_sums, stage, 0, 0);
-#pragma unroll
-      for (int sum = 1; sum < SPLITS; sum++)
-#pragma unroll
-        for (int left = 0; left <= sum; left++) products<true>(load_sums, stage, left, sum - left);
+      UNROLL for (int sum = 1; sum < SPLITS; sum++)
+        UNROLL for (int left = 0; left <= sum; left++) products<true>(load_sums, stage, left, sum - left);
     }
     warpgroup_commit();
   }
@@ -44,42 +44,38 @@ struct Sums {
     const auto left = matrix(stage + left_split * LEFT + threadIdx.x / 128 * BLOCK, BLOCK);
     const auto right = matrix(stage + SPLITS * LEFT + right_split * RIGHT, BLOCK);
     warpgroup_mma<ADDS>(sums, left, right);
-#pragma unroll
-    for (int row = 16; row < ROWS; row += 16) warpgroup_mma<true>(sums, from_row(left, row), from_row(right, row));
+    UNROLL for (int row = 16; row < ROWS; row += 16)
+      warpgroup_mma<true>(sums, from_row(left, row), from_row(right, row));
   }
   // float32: waits for the products of a load, and adds them with rounding.
   DEVICE void round() {
     warpgroup_wait_for(load_sums);
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i++) c[i] += load_sums[i];
+    UNROLL for (int i = 0; i < COLUMNS / 2; i++) c[i] += load_sums[i];
   }
   // Returns the address of the thread's sums of one of the block's tiles in memory.
   DEVICE static float4* saved(float* memory, int tile) {
-    return reinterpret_cast<float4*>(memory) + (i64(blockIdx.x) * TILES + tile) * (COLUMNS / 8 * MULTIPLYING) + threadIdx.x;
+    return reinterpret_cast<float4*>(memory) + (i64(blockIdx.x) * TILES + tile) * (COLUMNS / 8 * MULTIPLYING) +
+        threadIdx.x;
   }
   DEVICE void save(float4* to) const {
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i += 4) to[i / 4 * MULTIPLYING] = make_float4(c[i], c[i + 1], c[i + 2], c[i + 3]);
+    UNROLL for (int i = 0; i < COLUMNS / 2; i += 4)
+      to[i / 4 * MULTIPLYING] = make_float4(c[i], c[i + 1], c[i + 2], c[i + 3]);
   }
   DEVICE void load(const float4* from) {
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i += 4) {
+    UNROLL for (int i = 0; i < COLUMNS / 2; i += 4) {
       const float4 sums = from[i / 4 * MULTIPLYING];
       c[i] = sums.x, c[i + 1] = sums.y, c[i + 2] = sums.z, c[i + 3] = sums.w;
     }
   }
   DEVICE void clear() {
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i++) c[i] = 0;
+    UNROLL for (int i = 0; i < COLUMNS / 2; i++) c[i] = 0;
   }
   DEVICE void store(scalar* d_R, const Tile& tile) const {
     const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
+    UNROLL for (int half = 0; half < 2; half++) {
       const int unit = tile.unit + threadIdx.x / 32 * 16 + half * 8 + lane / 4, gate = unit / D;
       const i64 row = ((i64(gate) * HEADS + tile.head) * D + unit % D) * D;
-#pragma unroll
-      for (int n = 0; n < COLUMNS / 8; n++) {
+      UNROLL for (int n = 0; n < COLUMNS / 8; n++) {
         const int column = tile.column + n * 8 + lane % 4 * 2;
         const bool exists = gate < GR && tile.head < HEADS && column < D;
         if (exists) store_pair(d_R + row + column, c[4 * n + 2 * half], c[4 * n + 2 * half + 1]);
@@ -137,7 +133,8 @@ struct Loads {
   int counted = 0;  // STOPS: the number of chunks that the loop counts
   u32 done = 0;     // first thread: how many of its blocks had counted the last one, when the last load of a turn began
   DEVICE Loads(const Params& params, const Rows& rows, int first)
-      : progress(params.progress), producers(u32(params.producers)), turns(rows, first), source(rows, tile_of_block(turns.tile())) {
+      : progress(params.progress), producers(u32(params.producers)), turns(rows, first),
+        source(rows, tile_of_block(turns.tile())) {
     if (!STOPS) return;
     for (int end = chunk_steps(0, rows.steps); end < rows.steps; counted++) end += chunk_steps(end, rows.steps - end);
   }
@@ -178,7 +175,8 @@ struct Products {
   Turns turns;
   scalar* d_R;
   float* memory;  // for the sums that are not in registers
-  DEVICE Products(const Params& params, const Rows& rows, int first) : turns(rows, first), d_R(params.d_R), memory(params.sums) {
+  DEVICE Products(const Params& params, const Rows& rows, int first)
+      : turns(rows, first), d_R(params.d_R), memory(params.sums) {
     if (RESUMES && first > 0) sums.load(Sums::saved(memory, 0));
   }
 
@@ -266,7 +264,8 @@ DEVICE void add_floats(Products& products, Loads& loads, u32 shared) {
     if (is_ready(loads, products)) floats.load(loads.source, loads.at), loads.advance();
   };
   copy();
-  for (int load = 0; !products.turns.over(); load++) {  // splits a load while the products of the previous one are in flight
+  // Splits a load while the products of the previous one are in flight.
+  for (int load = 0; !products.turns.over(); load++) {
     const u32 stage = shared + load % 2 * STAGE;
     floats.store(stage);
     fence_async_shared();
@@ -313,10 +312,10 @@ DEVICE void run_floats(const Params& params, char* memory) {
   }
 }
 
-// Params: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> d_R. Batch and time of d_x,
-// d_u and h may be swapped in memory: consecutive steps are row_t rows apart. Each of the loop's `producers` blocks
-// increments the word in `progress` of each finished chunk except the last. With several tiles, `sums` is memory for
-// their sums. STOPS: `added` [tiles] receives the number of steps that have been added. RESUMES reads both.
+// Params: types and shapes are in concurrent_gradient.py. d_x, d_u, h, initial h or null, reset -> d_R. Batch and time
+// of d_x, d_u and h may be swapped in memory: consecutive steps are row_t rows apart. Each of the loop's `producers`
+// blocks increments the word in `progress` of each finished chunk except the last. With several tiles, `sums` is memory
+// for their sums. STOPS: `added` [tiles] receives the number of steps that have been added. RESUMES reads both.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_concurrent_gradient(PARAMETERS) {
   extern __shared__ __align__(1024) char memory[];

@@ -10,116 +10,30 @@
 #include "resident/kernels/all_gather.cuh"
 #include "resident/kernels/centred_weights.cuh"
 #include "resident/kernels/forward_cells.cuh"
+#include "resident/kernels/forward_inputs.cuh"
+#include "resident/kernels/forward_product.cuh"
 #include "resident/kernels/layers.cuh"
-
-// Loads this warp's tiles of R: rows are the recurrent gates of its unit tile, and the inner axis is its slice of h.
-DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const ThreadCoord& coord) {
-  weights.load(fragments, R, coord, [&](int i, int row, int column) {
-    int gate = i % GR, segment = i / GR / SEGMENT_TILES, unit = coord.tile_unit + row;
-    int k = unit_at(((segment * K_SLICES + coord.k_slice) * SEGMENT_TILES + i / GR % SEGMENT_TILES) * 16 + column, coord);
-    return unit < D && k < D ? R + ((gate * HEADS + coord.head) * D + unit) * D + k : nullptr;
-  });
-}
-
-// SCALED: computes the scales of h for all steps. No h is larger than 1 or than the initial h, which cells/bounds.py
-// has derived from the cell's operations.
-DEVICE void scale_of_h(OperandScale& scale, float* magnitudes, const Params& params, const ThreadCoord& coord) {
-  for (int n = coord.warp; n < SEQS; n += WARPS) {
-    float largest = 1;
-    if (coord.has_sequence(n)) {
-      const float* h = params.initial + coord.batch_index(n) * ROW + coord.head * D;
-#pragma unroll 4
-      for (int k = coord.lane; k < D; k += 32) largest = max(largest, fabsf(h[k]));
-    }
-    largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest)));
-    if (coord.lane == 0) magnitudes[n] = largest;
-  }
-  __syncthreads();
-  scale.set(coord, [&](int sequence) { return magnitudes[sequence]; });
-}
-
-// Stores the initial h as the product's operand, and zeros in the other buffer, where padding must stay zero.
-DEVICE void store_initial_h(char* operand, const float* magnitudes, const Params& params, const ThreadCoord& coord) {
-  const i64 words = (params.T + WORD - 1) / WORD;
-  for (int i = threadIdx.x; i < PADDED * (PACKED ? 4 : SEQS); i += THREADS) {
-    int k = unit_at(i % PADDED, coord), n = i / PADDED;
-    const bool inside = k < D && coord.has_sequence(n) && !(RESET && params.resets[coord.batch_index(n) * words] & 1);
-    PairOf<float> pair{inside ? params.initial[coord.batch_index(n) * ROW + coord.head * D + k] : 0, 0};
-    if (SCALED) pair.multiply(Scale(magnitudes[n]).up);
-    for (int split = 0; split < SPLITS; split++) {
-      char* to = operand + split_offset(split, PADDED) + operand_offset(i % PADDED, n) * 2;
-      *reinterpret_cast<u16*>(to) = static_cast<u16>(pair.next_split());
-      *reinterpret_cast<u16*>(to + H_BYTES) = 0;
-    }
-  }
-}
-
-// Returns the address of the lane's row of the first tile of the warp's slice of h, in the operand at address `state`.
-DEVICE u32 first_row(u32 state, const ThreadCoord& coord) {
-  return state + coord.k_slice * SEGMENT_TILES * OPERAND_COLUMNS * 32 + row_in_operand(coord);
-}
-
-// Computes this warp's partial sums of R h over its slice of h. In a cluster, h may still be arriving; otherwise the
-// block must have synchronised since it was stored. `row`: see first_row.
-DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, const OperandScale& h_scale, u32 row, u32 barriers, int t,
-                     const ThreadCoord& coord) {
-  const int now = t & 1;
-  Weights::Queue queue;
-  weights.start(queue);
-#pragma unroll
-  for (int i = 0; i < SEGMENTS; i++) {
-    if (CLUSTERED && t > 0) barrier_wait(barriers + (now * SEGMENTS + i) * 8, (t - 1) >> 1 & 1);
-    product_of_rows<GR, SEGMENT_TILES, SPLIT_BYTES>(c, weights, queue, i * SEGMENT_TILES * GR,
-                                                  row + i * K_SLICES * SEGMENT_TILES * OPERAND_COLUMNS * 32);
-  }
-  if (PACKED) add_splits(c);
-  if (SCALED) scale_down(c, weights.scale, h_scale);
-}
-
-// Copies of x to shared memory, several steps ahead.
-struct InputLoader {
-  TileLoader<BYTES, GI, ROW * BYTES> x;
-  DEVICE void start(const char* shared_inputs, const Params& params, const ThreadCoord& coord) {
-    const u32 inputs = shared_address(shared_inputs);
-    x.start(inputs + coord.load_tile() * INPUT_TILE_BYTES, coord,
-            [&](i64 n) { return params.x + n * params.row_b * GI * ROW + coord.head * D; });
-  }
-  DEVICE void load_first(int steps, i64 x_step) {
-#pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) load(i, i, steps, x_step);
-    copy_wait<IN_FLIGHT>();
-  }
-  DEVICE void load(int t, int stage, int steps, i64 x_step) {
-    if (t < steps) x.load(stage * INPUT_BYTES, x_step);
-    copy_commit();
-  }
-};
-// Reads the inputs of the lane's cells from a stage. The block must have synchronised since the copies completed.
-DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoord& coord) {
-  const input_number* tile = reinterpret_cast<const input_number*>(stage + coord.cell_tile() * INPUT_TILE_BYTES);
-#pragma unroll
-  for (int j = 0; j < GI; j++)
-    if (coord.reads_cells()) read_cells(v[j], tile, j, coord);
-}
 
 // Whether results are stored and inputs loaded during the exchange of a grid, not after the product. Steps that reduce
 // over units have more of both, and need more registers for values.
 constexpr bool WHILE_EXCHANGING = GRID && REDUCES;
 
-// Whether results are stored after the sums of R h have been exchanged in the block, not before, where these would wait for
-// the stores. With float32 functions, which branch, that is slower unless others compute a part of the step.
+// Whether results are stored after the sums of R h have been exchanged in the block, not before, where these would wait
+// for the stores. With float32 functions, which branch, that is slower unless others compute a part of the step.
 constexpr bool STORES_LATE = IN_ROWS && (HELPED || BYTES == 2);
 
 // Sends h of step t to all warps that multiply it at step t + 1. All threads of the block call this after they have
 // stored their h. In a grid, `meanwhile` is called during the exchange.
 template <class Meanwhile>
-DEVICE void all_gather(int t, int next, bool exchange, const SharedMemory& shared, const Ring& ring, u32 (&cleared)[OWN],
-                       const ThreadCoord& coord, const Meanwhile& meanwhile) {
+DEVICE void all_gather(int t, int next, bool exchange, const SharedMemory& shared, const Ring& ring,
+                       u32 (&cleared)[OWN], const ThreadCoord& coord, const Meanwhile& meanwhile) {
   if constexpr (BLOCKS == 1) {
     __syncthreads();
   } else if constexpr (CLUSTERED) {
     named_barrier<TILE_THREADS>(1 + coord.unit_tile);
-    if (exchange) send_h(shared.exchange, shared_address(shared.operand) + next * H_BYTES, shared.barriers + next * SEGMENTS * 8, coord);
+    if (exchange)
+      send_h(shared.exchange, shared_address(shared.operand) + next * H_BYTES, shared.barriers + next * SEGMENTS * 8,
+             coord);
   } else {
     __syncthreads();
     if (exchange) {
@@ -153,7 +67,9 @@ struct Loop {
 
   // IN_ROWS: the lane's first row of this step's operand, whose address is known before the step begins.
   u32 row = IN_ROWS ? first_row(shared_address(shared.operand), coord) : 0;
-  DEVICE u32 row_of(int t) const { return IN_ROWS ? row : first_row(shared_address(shared.operand) + (t & 1) * H_BYTES, coord); }
+  DEVICE u32 row_of(int t) const {
+    return IN_ROWS ? row : first_row(shared_address(shared.operand) + (t & 1) * H_BYTES, coord);
+  }
   DEVICE void next_row() {
     if (IN_ROWS) row = 2 * first_row(shared_address(shared.operand), coord) + H_BYTES - row;
   }
@@ -204,12 +120,13 @@ struct Loop {
     read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
     resets.masks(next_masks, t + 1);
     if (!STORES_LATE && !WHILE_EXCHANGING) results.store(carried.s, params, coord);
-    auto load_inputs = [&, to = stage == 0 ? STAGES - 1 : stage - 1] { loader.load(t + STAGES - 1, to, steps, params.x_step); };
+    auto load_inputs =
+        [&, to = stage == 0 ? STAGES - 1 : stage - 1] { loader.load(t + STAGES - 1, to, steps, params.x_step); };
     if (!IN_ROWS && !WHILE_EXCHANGING) load_inputs();
 #if REDUCES
     if constexpr (DENSE) SliceSums<GR>{c, shared.sums, coord}.store_for_all_lanes();  // all warps
     EarlyValues::Cells early;
-    auto u = [&](float (&sums)[GR][CELLS], float (&mean_square)[1][CELLS]) {
+    auto u = [&](float (&sums)[GR][CELLS], float (&mean_square)[CELLS]) {
       if constexpr (CENTRED) squares().store(c);
       reduce_slices<GR>(sums, c, shared.sums, coord);
       if constexpr (CENTRED) squares().load(mean_square);
@@ -223,7 +140,8 @@ struct Loop {
 #endif
     next_stage();
 
-    if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send buffer has been read; else reduce_slices ensures it
+    // The send buffer has been read; else reduce_slices ensures it.
+    if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();
     if (!IN_ROWS) read_constants(carried.constants, shared.constants, coord);
 #if REDUCES
     if (!DENSE || coord.has_cells()) step_cells(carried, results, v, u, early, cells.valid, units);
@@ -239,10 +157,8 @@ struct Loop {
       if (SCALED) operand.multiply(scale.up);
       store_operand<BLOCKS == 1 ? PADDED : UNITS>(operand, h_operand, BLOCKS == 1 ? next * H_BYTES : 0);
     }
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) carried.masks[p] = next_masks[p];
+    UNROLL for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
+    UNROLL for (int p = 0; p < PAIRS; p++) carried.masks[p] = next_masks[p];
     if (!WHILE_EXCHANGING) copy_wait<IN_FLIGHT>();
     next_row();
     all_gather(t, next, exchange, shared, ring, cleared, coord, [&] {
@@ -262,8 +178,8 @@ DEVICE void arrive_at_grid(const Ring& ring, const UnitReductions& units, const 
 }
 
 // Waits until all blocks of the group are ready to receive. In a grid, they must have called arrive_at_grid.
-DEVICE void wait_for_group(const SharedMemory& shared, const UnitReductions& units, const GridBarrier<BLOCKS>& grid_barrier,
-                           bool uses_grid_barrier) {
+DEVICE void wait_for_group(const SharedMemory& shared, const UnitReductions& units,
+                           const GridBarrier<BLOCKS>& grid_barrier, bool uses_grid_barrier) {
   if constexpr (CLUSTERED) {
     init_barriers(shared.barriers);
     units.init();
@@ -281,7 +197,7 @@ DEVICE void begin_at_last_step(Params& params) {
   reverse_strides(params);
 }
 
-// Params: types and shapes are in parameters.py. x, R, bias, initial, resets -> h, aux, last, gates (see
+// Params: types and shapes are in resident/parameters.py. x, R, bias, initial, resets -> h, aux, last, gates (see
 // ResidualGates). With GRID, `workspace` has a Ring for every group of the launch, followed by the words of their
 // GridBarrier. Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -335,7 +251,8 @@ flashrnn_forward(PARAMETERS) {
   cell_resets.masks(carried.masks, 0);
   if (IN_ROWS) read_constants(carried.constants, shared.constants, coord);  // here, registers suffice for them
 
-  Loop loop{params, shared, coord, ring, units, weights, row_biases, mean_weights, scale, cells, cell_resets, h_operand, carried, loader, results, steps};
+  Loop loop{params, shared, coord, ring, units, weights, row_biases, mean_weights, scale, cells, cell_resets, h_operand,
+    carried, loader, results, steps};
   auto run = [&](int begin, int end) {
     for (int t = begin; t < end; t++, units.step++) loop.step_forward(t);
   };

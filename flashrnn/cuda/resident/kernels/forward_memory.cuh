@@ -11,7 +11,9 @@ using Weights = Fragments<GR * K_TILES, REGISTER_FRAGMENTS, false>;
 // In a cluster, h arrives block by block, and a product of many tiles begins with the blocks that have arrived.
 // Therefore the operand has h in the order of arrival, this block's own units first, in SEGMENTS segments that each
 // have an mbarrier.
-constexpr bool in_segments(int n) { return BLOCKS % n == 0 && BLOCKS / n * UNIT_TILES % K_SLICES == 0 && K_TILES / n >= 6; }
+constexpr bool in_segments(int n) {
+  return BLOCKS % n == 0 && BLOCKS / n * UNIT_TILES % K_SLICES == 0 && K_TILES / n >= 6;
+}
 constexpr int SEGMENTS = !CLUSTERED ? 1 : in_segments(4) ? 4 : in_segments(2) ? 2 : 1;
 constexpr int SEGMENT_TILES = K_TILES / SEGMENTS;  // tiles of a warp in a segment
 constexpr int SEGMENT_BLOCKS = BLOCKS / SEGMENTS;

@@ -22,11 +22,14 @@ struct Tile {
                        column(i % COLUMN_TILES * COLUMNS) {}
 };
 
-// Threads that copy: with half types a warpgroup of their own; in float32, where numbers are split, those that multiply.
+// Threads that copy: with half types a warpgroup of their own; in float32, where numbers are split, those that
+// multiply.
 constexpr int COPYING = BYTES == 2 ? 128 : THREADS;
 DEVICE int copier() { return threadIdx.x % COPYING; }
 // Returns how many rows, a power of two, all these threads can copy at once with `lanes` threads for a row.
-constexpr int rows_at_once(int lanes, int most = 32) { return most * lanes <= COPYING ? most : rows_at_once(lanes, most / 2); }
+constexpr int rows_at_once(int lanes, int most = 32) {
+  return most * lanes <= COPYING ? most : rows_at_once(lanes, most / 2);
+}
 // A thread copies the same columns of every AT_ONCE-th row of the gradients, and of every H_AT_ONCE-th row of h.
 constexpr int VECTORS = UNITS / VECTOR, AT_ONCE = rows_at_once(VECTORS), COPIES = ROWS / AT_ONCE;
 constexpr int H_VECTORS = COLUMNS / VECTOR, H_LANES = (H_VECTORS + 7) / 8 * 8, H_AT_ONCE = rows_at_once(H_LANES);
@@ -72,7 +75,8 @@ struct RowSource {
     if (!has_units) return;
     const bool from_x = INPUT_OF[gate] >= 0;
     stride = (from_x ? GI : GU) * ROW;
-    gradients = (from_x ? rows.d_x + INPUT_OF[gate] * ROW : rows.d_u + RECURRENT_ONLY_OF[gate] * ROW) + tile.head * D + unit % D;
+    gradients = (from_x ? rows.d_x + INPUT_OF[gate] * ROW : rows.d_u + RECURRENT_ONLY_OF[gate] * ROW) + tile.head * D +
+        unit % D;
   }
   DEVICE static bool copies_gradients() { return copier() < AT_ONCE * VECTORS; }
   DEVICE static bool copies_h() { return copier() < H_AT_ONCE * H_LANES && copier() % H_LANES < H_VECTORS; }
@@ -90,13 +94,13 @@ struct RowSource {
   template <class Left, class Right>
   DEVICE void each_row(const Cursor& at, Left left, Right right) const {
     const bool batch_outside = rows.batch_outside();
-    const i64 first = batch_outside ? i64(at.block) * rows.steps + at.step : i64(at.step) * rows.sequences + at.block * CHUNK_UNIT;
+    const i64 first = batch_outside
+        ? i64(at.block) * rows.steps + at.step : i64(at.step) * rows.sequences + at.block * CHUNK_UNIT;
     const int apart = batch_outside ? rows.steps : CHUNK_UNIT;  // rows between consecutive blocks
     auto offset = [&](int row) { return i64(row / CHUNK_UNIT) * apart + row % CHUNK_UNIT; };
     const int own = copier() / VECTORS, own_h = copier() / H_LANES;
     u32 resets[ROWS / 32];  // a bit for each row, from the thread's first on: whether a reset precedes its step
-#pragma unroll
-    for (int i = 0; i < ROWS / 32; i++) resets[i] = RESET ? __ballot_sync(~0u, at.reset[i]) >> own_h : 0;
+    UNROLL for (int i = 0; i < ROWS / 32; i++) resets[i] = RESET ? __ballot_sync(~0u, at.reset[i]) >> own_h : 0;
     const scalar* from = gradients + (first + offset(own)) * stride;
     const scalar* from_h = rows.h + (first + offset(own_h) - rows.row_t) * ROW + head_column;
     auto reset = [&](int i) { return RESET && resets[i * H_AT_ONCE / 32] >> i * H_AT_ONCE % 32 & 1; };
@@ -106,12 +110,11 @@ struct RowSource {
     const int initial = batch_outside ? 1 - at.step : int(max(rows.sequences - first, i64(0)));
     if (initial <= 0) {  // no row is a first step
       auto each = [&](auto exists) {
-#pragma unroll
-        for (int i = 0; i < COPIES; i++)
+        UNROLL for (int i = 0; i < COPIES; i++)
           if (copies_gradients()) left(i, from + offset(i * AT_ONCE) * stride, has_units && exists(own + i * AT_ONCE));
-#pragma unroll
-        for (int i = 0; i < H_COPIES; i++)
-          if (copies_h()) right(i, from_h + offset(i * H_AT_ONCE) * ROW, has_column && exists(own_h + i * H_AT_ONCE) && !reset(i));
+        UNROLL for (int i = 0; i < H_COPIES; i++)
+          if (copies_h())
+            right(i, from_h + offset(i * H_AT_ONCE) * ROW, has_column && exists(own_h + i * H_AT_ONCE) && !reset(i));
       };
       if (blocks >= TOGETHER) each([](int) { return true; });
       else each([&](int row) { return row / CHUNK_UNIT < blocks; });
@@ -127,7 +130,8 @@ struct RowSource {
       for (int i = 0; i < H_COPIES; i++) {
         const int row = own_h + i * H_AT_ONCE;
         const bool is_first = in_block(row) < initial;
-        const scalar* h = is_first ? from_initial + (batch_outside ? row / CHUNK_UNIT : row) * ROW : from_h + offset(i * H_AT_ONCE) * ROW;
+        const scalar* h = is_first
+            ? from_initial + (batch_outside ? row / CHUNK_UNIT : row) * ROW : from_h + offset(i * H_AT_ONCE) * ROW;
         if (copies_h()) right(i, h, has_column && exists(row) && !reset(i) && !(is_first && !rows.initial));
       }
     }
@@ -137,8 +141,7 @@ struct RowSource {
   DEVICE void read_resets(Cursor& at) const {
     if constexpr (RESET) {
       const u32 sequences = rows.sequences, reciprocal = 0xffffffffu / sequences + 1;
-#pragma unroll
-      for (int i = 0; i < ROWS / 32; i++) {
+      UNROLL for (int i = 0; i < ROWS / 32; i++) {
         const u32 row = threadIdx.x % 32 + i * 32, in_order = at.block * CHUNK_UNIT + row;
         // Exact for the 2 to 16,383 sequences of a loop that runs in one wave in time-major memory.
         const u32 later = rows.batch_outside() ? row % CHUNK_UNIT : __umulhi(in_order, reciprocal);
@@ -179,25 +182,23 @@ DEVICE void copy_load(u32 stage, const RowSource& source, const Cursor& at) {
 // Stores the splits of four floats, `apart` bytes apart.
 DEVICE void store_splits(u32 to, int apart, const uint4& v) {
   PairOf<float> low{__uint_as_float(v.x), __uint_as_float(v.y)}, high{__uint_as_float(v.z), __uint_as_float(v.w)};
-#pragma unroll
-  for (int p = 0; p < SPLITS; p++) store_shared(to + p * apart, make_uint2(low.next_split(), high.next_split()));
+  UNROLL for (int p = 0; p < SPLITS; p++) store_shared(to + p * apart, make_uint2(low.next_split(), high.next_split()));
 }
 
 // float32: through registers, where floats are split.
 struct Floats {
   uint4 left[COPIES], right[H_COPIES];
   DEVICE void load(const RowSource& source, const Cursor& at) {
-    auto load_from = [](const scalar* from, bool valid) { return load_exchanged(reinterpret_cast<const uint4*>(from), valid); };
+    auto load_from =
+        [](const scalar* from, bool valid) { return load_exchanged(reinterpret_cast<const uint4*>(from), valid); };
     source.each_row(
         at, [&](int i, const scalar* from, bool valid) { left[i] = load_from(from, valid); },
         [&](int i, const scalar* from, bool valid) { right[i] = load_from(from, valid); });
   }
   DEVICE void store(u32 stage) const {
     const Destination to(stage);
-#pragma unroll
-    for (int i = 0; i < COPIES; i++) store_splits(to.left_row(i), LEFT, left[i]);
-#pragma unroll
-    for (int i = 0; i < H_COPIES; i++)
+    UNROLL for (int i = 0; i < COPIES; i++) store_splits(to.left_row(i), LEFT, left[i]);
+    UNROLL for (int i = 0; i < H_COPIES; i++)
       if (RowSource::copies_h()) store_splits(to.right_row(i), RIGHT, right[i]);
   }
 };
@@ -205,7 +206,8 @@ struct Floats {
 // TF32, whose two splits leave space in shared memory: asynchronous copies to the thread's own part of it, AHEAD loads
 // ahead.
 constexpr bool COPIES_FLOATS = BYTES == 4 && AHEAD > 0;
-constexpr int OWN_COPIES = COPIES + H_COPIES, COPIED = COPIES_FLOATS ? OWN_COPIES * THREADS * 16 : 0;  // bytes of a load
+// bytes of a load
+constexpr int OWN_COPIES = COPIES + H_COPIES, COPIED = COPIES_FLOATS ? OWN_COPIES * THREADS * 16 : 0;
 struct CopiedFloats {
   u32 own;
   DEVICE explicit CopiedFloats(u32 memory) : own(memory + threadIdx.x * 16) {}
@@ -217,10 +219,8 @@ struct CopiedFloats {
   }
   DEVICE void store(int load, u32 stage) const {
     const Destination to(stage);
-#pragma unroll
-    for (int i = 0; i < COPIES; i++) store_splits(to.left_row(i), LEFT, load_shared(at(load, i)));
-#pragma unroll
-    for (int i = 0; i < H_COPIES; i++)
+    UNROLL for (int i = 0; i < COPIES; i++) store_splits(to.left_row(i), LEFT, load_shared(at(load, i)));
+    UNROLL for (int i = 0; i < H_COPIES; i++)
       if (RowSource::copies_h()) store_splits(to.right_row(i), RIGHT, load_shared(at(load, COPIES + i)));
   }
 };

@@ -9,13 +9,17 @@ constexpr u32 EMPTY = 0xffffffffu;
 
 // Stores 16 bytes that other blocks poll.
 DEVICE void publish(uint4* to, uint4 v) {
-  asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+  asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1,%2,%3,%4};"
+               ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 // Loads 16 bytes, or their first word, from L2. They may not have arrived.
 DEVICE void peek(uint4& v, const uint4* from) {
-  asm volatile("ld.relaxed.gpu.global.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+  asm volatile("ld.relaxed.gpu.global.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
 }
-DEVICE void peek(u32& v, const uint4* from) { asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(v) : "l"(from) : "memory"); }
+DEVICE void peek(u32& v, const uint4* from) {
+  asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+}
 DEVICE bool arrived(uint4 v) { return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY; }
 
 // Words of eight bytes that are stored and loaded in one access. The lowest bit is the phase: the parity of how often
@@ -53,7 +57,8 @@ struct GridBarrier {
   u64* words;
   u64 launch;
   DEVICE GridBarrier(void* words_of_groups, u64 launch)
-      : words_of_all(static_cast<u64*>(words_of_groups)), words(words_of_all + blockIdx.x / BLOCKS * BLOCKS), launch(launch) {}
+      : words_of_all(static_cast<u64*>(words_of_groups)), words(words_of_all + blockIdx.x / BLOCKS * BLOCKS),
+        launch(launch) {}
   // Releases this block's earlier writes to the blocks that wait. All threads of the block call this.
   DEVICE void arrive() const {
     __syncthreads();

@@ -11,7 +11,8 @@
 DEVICE u64* cache_line(u64* words) { return reinterpret_cast<u64*>((reinterpret_cast<i64>(words) + 127) / 128 * 128); }
 
 struct GridReductions {
-  static constexpr int PART = EXCHANGED_PAIRS > 1 ? (EXCHANGED_PAIRS + 1) / 2 * 2 : 1;  // words of a part: whole vectors
+  // words of a part: whole vectors
+  static constexpr int PART = EXCHANGED_PAIRS > 1 ? (EXCHANGED_PAIRS + 1) / 2 * 2 : 1;
   static constexpr int ROWS = BLOCKS * UNIT_TILES, ROW_WORDS = (SEQS * PART + 15) / 16 * 16;
   static constexpr i64 WORDS = i64(EXCHANGE_BUFFERS) * ROWS * ROW_WORDS;  // words of a group in global memory
   static constexpr int AT_ONCE = THREADS / SEQS, OF_WARP = 32 / SEQS;     // rows
@@ -33,7 +34,8 @@ struct GridReductions {
   // Clears the words that this block publishes.
   DEVICE void clear() const {
     for (int buffer = 0; buffer < EXCHANGE_BUFFERS; buffer++)
-      for (int i = threadIdx.x; i < UNIT_TILES * ROW_WORDS; i += THREADS) publish_phase(row(buffer, coord.rank * UNIT_TILES) + i, {}, 0);
+      for (int i = threadIdx.x; i < UNIT_TILES * ROW_WORDS; i += THREADS)
+        publish_phase(row(buffer, coord.rank * UNIT_TILES) + i, {}, 0);
   }
 
   // Reduces over the units of the head, as UnitReductions::reduce. `buffer` is that of exchange NUMBER of the step. All
@@ -44,11 +46,11 @@ struct GridReductions {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     float* parts = memory + NUMBER % 2 * SUM_FLOATS;
     if (coord.has_cells()) {
-#pragma unroll
-      for (int p = 0; p < PAIRS; p++) {
+      UNROLL for (int p = 0; p < PAIRS; p++) {
         Part part;
         reduce_warp<SUMS, MOMENTS, MAXIMA>(part, values, p, coord);
-        if (coord.lane < 32 / SEQUENCE_LANES) publish(row(buffer, own_part(coord)) + position(p) * PART, part, phase ^ 1);
+        if (coord.lane < 32 / SEQUENCE_LANES)
+          publish(row(buffer, own_part(coord)) + position(p) * PART, part, phase ^ 1);
       }
     }
     if (coord.warp < ADDERS) {
@@ -58,20 +60,16 @@ struct GridReductions {
     }
     __syncthreads();
     if (!coord.has_cells()) return;
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) {
+    UNROLL for (int p = 0; p < PAIRS; p++) {
       Part total;
       total.load(parts + position(p) * 4 * Part::VECTORS);
-#pragma unroll
-      for (int warp = 1; warp < ADDERS; warp++) {
+      UNROLL for (int warp = 1; warp < ADDERS; warp++) {
         Part other;
         other.load(parts + (warp * SEQS + position(p)) * 4 * Part::VECTORS);
         total.add(other, units_of_warp(warp));
       }
-#pragma unroll
-      for (int i = 0; i < Part::RESULTS; i++)
-#pragma unroll
-        for (int q = p * PAIR; q < p * PAIR + PAIR; q++) result[i][q] = total.result(i);
+      UNROLL for (int i = 0; i < Part::RESULTS; i++)
+        UNROLL for (int q = p * PAIR; q < p * PAIR + PAIR; q++) result[i][q] = total.result(i);
     }
   }
 
@@ -79,10 +77,8 @@ struct GridReductions {
   // Returns the number of units in the rows that a warp adds up.
   static DEVICE float units_of_warp(int warp) {
     float units = 0;
-#pragma unroll
-    for (int k = 0; k < ROUNDS; k++)
-#pragma unroll
-      for (int i = 0; i < OF_WARP; i++) {
+    UNROLL for (int k = 0; k < ROUNDS; k++)
+      UNROLL for (int i = 0; i < OF_WARP; i++) {
         const int number = k * AT_ONCE + warp * OF_WARP + i;
         if (number < ROWS) units += units_of_part(number);
       }
@@ -93,9 +89,9 @@ struct GridReductions {
   template <class Part>
   static DEVICE void publish(u64* to, const Part& part, u32 phase) {
     auto word = [&](int i) { return i < 0 ? 0 : __float_as_uint(part.words[i < 0 ? 0 : i]); };
-    auto pair = [&](int i) { return make_uint2(word(i + Part::WORDS - 2 * Part::PAIRS), word(i + Part::WORDS - Part::PAIRS)); };
-#pragma unroll
-    for (int i = 0; i + 1 < Part::PAIRS; i += 2) {
+    auto pair =
+        [&](int i) { return make_uint2(word(i + Part::WORDS - 2 * Part::PAIRS), word(i + Part::WORDS - Part::PAIRS)); };
+    UNROLL for (int i = 0; i + 1 < Part::PAIRS; i += 2) {
       const uint2 two[] = {pair(i), pair(i + 1)};
       publish_phase(to + i, two, phase);
     }
@@ -106,20 +102,17 @@ struct GridReductions {
   struct Pairs {
     uint2 two[Part::PAIRS / 2 + 1][2], one;
     DEVICE void peek(const u64* from) {
-#pragma unroll
-      for (int i = 0; i < Part::PAIRS / 2; i++) peek_phase(two[i], from + 2 * i);
+      UNROLL for (int i = 0; i < Part::PAIRS / 2; i++) peek_phase(two[i], from + 2 * i);
       if (Part::PAIRS % 2) peek_phase(one, from + Part::PAIRS - 1);
     }
     DEVICE bool in_phase(u32 phase) const {
       bool all = Part::PAIRS % 2 == 0 || ::in_phase(one, phase);
-#pragma unroll
-      for (int i = 0; i < Part::PAIRS / 2; i++) all &= ::in_phase(two[i], phase);
+      UNROLL for (int i = 0; i < Part::PAIRS / 2; i++) all &= ::in_phase(two[i], phase);
       return all;
     }
     DEVICE uint2 pair(int i) const { return i / 2 < Part::PAIRS / 2 ? two[i / 2][i % 2] : one; }
     DEVICE void get(Part& part) const {
-#pragma unroll
-      for (int i = 0; i < Part::WORDS; i++) {
+      UNROLL for (int i = 0; i < Part::WORDS; i++) {
         const int at = i + 2 * Part::PAIRS - Part::WORDS;
         part.words[i] = __uint_as_float(at < Part::PAIRS ? pair(at).x : pair(at - Part::PAIRS).y);
       }
@@ -134,8 +127,7 @@ struct GridReductions {
     for (int first = 0; first < ROUNDS; first += TOGETHER) {
       Pairs<Part> pairs[TOGETHER];
       poll(pairs, column, first * AT_ONCE + own, phase);
-#pragma unroll
-      for (int k = 0; k < TOGETHER; k++) {
+      UNROLL for (int k = 0; k < TOGETHER; k++) {
         Part part;
         pairs[k].get(part);
         if (k == 0 && first == 0) begin(sum, part);
@@ -148,8 +140,7 @@ struct GridReductions {
   // Initialises a lane's sum as that of no part, with the shifts of the warp's first row.
   template <class Part>
   DEVICE void begin(Part& sum, const Part& part) const {
-#pragma unroll
-    for (int i = 0; i < Part::WORDS; i++) {
+    UNROLL for (int i = 0; i < Part::WORDS; i++) {
       const bool is_shift = i >= Part::ADDED && i < Part::ADDED + Part::MOMENTS;
       sum.words[i] = i < Part::ADDED ? 0 : is_shift ? __shfl_sync(~0u, part.words[i], coord.lane % SEQS) : -INFINITY;
     }
@@ -159,15 +150,12 @@ struct GridReductions {
   template <class Part>
   static DEVICE void poll(Pairs<Part> (&pairs)[TOGETHER], const u64* column, int own, u32 phase) {
     bool done[TOGETHER], all = false;
-#pragma unroll
-    for (int k = 0; k < TOGETHER; k++) done[k] = own + k * AT_ONCE >= ROWS;
+    UNROLL for (int k = 0; k < TOGETHER; k++) done[k] = own + k * AT_ONCE >= ROWS;
     while (!all) {
       all = true;
-#pragma unroll
-      for (int k = 0; k < TOGETHER; k++)
+      UNROLL for (int k = 0; k < TOGETHER; k++)
         if (!done[k]) pairs[k].peek(column + i64(own + k * AT_ONCE) * ROW_WORDS);
-#pragma unroll
-      for (int k = 0; k < TOGETHER; k++) {
+      UNROLL for (int k = 0; k < TOGETHER; k++) {
         done[k] |= pairs[k].in_phase(phase);
         all &= done[k];
       }

@@ -18,7 +18,8 @@ constexpr int DEPTHS = (K + DEPTH - 1) / DEPTH;
 constexpr int PITCH = BACKWARD ? COLUMNS * 2 : DEPTHS * DEPTH * 2 + 16;
 constexpr int WEIGHT_BYTES = (BACKWARD ? DEPTHS * DEPTH : COLUMNS) * PITCH, STAGE = ROWS * DEPTH * 2;
 constexpr int VECTORS = DEPTH / 8, AT_ONCE = THREADS / VECTORS, COPIES = ROWS / AT_ONCE;  // copies of a thread
-static_assert(BYTES == 2 && K % 8 == 0 && WIDTH % 8 == 0 && COLUMNS % 32 == 0 && WARP_ROWS % 16 == 0 && ROWS % AT_ONCE == 0);
+static_assert(BYTES == 2 && K % 8 == 0 && WIDTH % 8 == 0 && COLUMNS % 32 == 0 && WARP_ROWS % 16 == 0 &&
+              ROWS % AT_ONCE == 0);
 static_assert(WEIGHT_BYTES + STAGES * STAGE == SHARED_BYTES_EXPECTED);
 
 // The rows of a chunk: LAYER_CHUNK steps of each sequence. Steps outside of the sequences do not exist.
@@ -26,7 +27,8 @@ struct Chunk {
   int first_step, B, T;  // first_step may be negative
   bool time_major;
   DEVICE Chunk(const Params& params, int number)
-      : first_step(BACKWARD ? int(params.T) - (number + 1) * LAYER_CHUNK : number * LAYER_CHUNK), B(int(params.B)), T(int(params.T)),
+      : first_step(BACKWARD ? int(params.T) - (number + 1) * LAYER_CHUNK : number * LAYER_CHUNK), B(int(params.B)),
+        T(int(params.T)),
         time_major(params.row_t != 1) {}
   DEVICE int rows() const { return B * LAYER_CHUNK; }
   // Returns the index of row r in memory, or a negative number if it does not exist.
@@ -54,7 +56,8 @@ DEVICE void copy_weights(u32 to, const scalar* W) {
       const int row = i / (COLUMNS / 2), column = i % (COLUMNS / 2) * 2, of_all = blockIdx.x * COLUMNS + column;
       const bool valid = of_all < WIDTH && row < K;
       const int place = place_of(column);
-      copy_async<4>(to + row * PITCH + (place / 8 ^ first_vector(row)) * 16 + place % 8 * 2, valid ? W + i64(row) * WIDTH + of_all : W, valid);
+      copy_async<4>(to + row * PITCH + (place / 8 ^ first_vector(row)) * 16 + place % 8 * 2,
+                    valid ? W + i64(row) * WIDTH + of_all : W, valid);
     }
     return;
   }
@@ -73,8 +76,7 @@ DEVICE constexpr u32 in_stage(int row, int vector) { return row * (DEPTH * 2) + 
 struct Rows {
   const scalar* from[COPIES];  // null: zeros
   DEVICE Rows(const scalar* h, const Chunk& chunk, int first) {
-#pragma unroll
-    for (int i = 0; i < COPIES; i++) {
+    UNROLL for (int i = 0; i < COPIES; i++) {
       const i64 row = chunk(first + threadIdx.x / VECTORS + i * AT_ONCE);
       from[i] = row < 0 ? nullptr : h + row * K + threadIdx.x % VECTORS * 8;
     }
@@ -83,8 +85,7 @@ struct Rows {
   DEVICE void copy(u32 stage, int depth) const {
     if (depth < DEPTHS) {
       const bool inside = K % DEPTH == 0 || depth * DEPTH + threadIdx.x % VECTORS * 8 < K;
-#pragma unroll
-      for (int i = 0; i < COPIES; i++) {
+      UNROLL for (int i = 0; i < COPIES; i++) {
         const int row = threadIdx.x / VECTORS + i * AT_ONCE;
         const bool valid = from[i] && inside;
         copy_async<16>(stage + in_stage(row, threadIdx.x % VECTORS), valid ? from[i] + depth * DEPTH : nullptr, valid);
@@ -115,18 +116,14 @@ struct Weights {
 // Adds the products of a stage, which holds the part of K from `depth` on.
 DEVICE void add_products(Sums& c, u32 stage, const Weights& weights, int depth, int first_row) {
   const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int k = 0; k < DEPTH / 16; k++) {
+  UNROLL for (int k = 0; k < DEPTH / 16; k++) {
     u32 a[ROW_TILES][4];
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
+    UNROLL for (int m = 0; m < ROW_TILES; m++)
       load_four_matrices(a[m], stage + in_stage(first_row + m * 16 + lane % 16, k * 2 + lane / 16));
-#pragma unroll
-    for (int n = 0; n < COLUMN_TILES; n += 2) {
+    UNROLL for (int n = 0; n < COLUMN_TILES; n += 2) {
       u32 b[4];
       weights.load(b, n * 8, depth + k * 16);
-#pragma unroll
-      for (int m = 0; m < ROW_TILES; m++) mma(c[m][n], a[m], b[0], b[1]), mma(c[m][n + 1], a[m], b[2], b[3]);
+      UNROLL for (int m = 0; m < ROW_TILES; m++) mma(c[m][n], a[m], b[0], b[1]), mma(c[m][n + 1], a[m], b[2], b[3]);
     }
   }
 }
@@ -134,18 +131,14 @@ DEVICE void add_products(Sums& c, u32 stage, const Weights& weights, int depth, 
 // Rounds and stores the warp's sums, except for rows and columns that do not exist.
 DEVICE void store_sums(const Sums& c, scalar* product, const Chunk& chunk, int first_row, int first_column) {
   const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int m = 0; m < ROW_TILES; m++)
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
+  UNROLL for (int m = 0; m < ROW_TILES; m++)
+    UNROLL for (int half = 0; half < 2; half++) {
       const i64 row = chunk(first_row + m * 16 + half * 8 + lane / 4);
-#pragma unroll
-      for (int n = 0; n < COLUMN_TILES; n += 4) {
+      UNROLL for (int n = 0; n < COLUMN_TILES; n += 4) {
         const int column = first_column + n * 8 + lane % 4 * 8;
         if (row < 0 || column >= WIDTH) continue;
         u32 pairs[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) pairs[i] = pack(c[m][n + i][2 * half], c[m][n + i][2 * half + 1]);
+        UNROLL for (int i = 0; i < 4; i++) pairs[i] = pack(c[m][n + i][2 * half], c[m][n + i][2 * half + 1]);
         *reinterpret_cast<uint4*>(product + row * WIDTH + column) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
       }
     }
@@ -158,8 +151,7 @@ DEVICE void multiply_rows(const Params& params, const Chunk& chunk, int first, u
   const Weights weights(shared_weights, own_column, lane);
   const Rows rows(params.rows, chunk, first);
   Sums c = {};
-#pragma unroll
-  for (int depth = 0; depth < STAGES - 1; depth++) rows.copy(stages + depth * STAGE, depth);
+  UNROLL for (int depth = 0; depth < STAGES - 1; depth++) rows.copy(stages + depth * STAGE, depth);
   for (int depth = 0, stage = 0; depth < DEPTHS; depth++, stage = stage + 1 == STAGES ? 0 : stage + 1) {
     copy_wait<STAGES - 2>();
     __syncthreads();
@@ -170,8 +162,8 @@ DEVICE void multiply_rows(const Params& params, const Chunk& chunk, int first, u
   __syncthreads();  // before the next rows overwrite the stages
 }
 
-// Params: types and shapes are in parameters.py. rows, W -> product. Batch and time of the rows and of the product may
-// be swapped in memory: consecutive steps are row_t rows apart. Each of `producers` blocks increments the word in
+// Params: types and shapes are in input_product.py. rows, W -> product. Batch and time of the rows and of the product
+// may be swapped in memory: consecutive steps are row_t rows apart. Each of `producers` blocks increments the word in
 // `arrived` of each chunk of the rows after storing it; each block of this kernel does the same in `done`.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_input_product(PARAMETERS) {

@@ -1,6 +1,6 @@
-// Layers of a network that run concurrently: each layer is one chunk of LAYER_CHUNK steps and its input product behind
-// the layer below. Every kernel is the programmatic dependent launch of the previous one, so it waits only for kernels
-// whose blocks are all running.
+// Layers of a network that run concurrently: each layer runs one chunk of LAYER_CHUNK steps and its input product later
+// than the layer below. Every kernel is the programmatic dependent launch of the previous one, so it waits only for
+// kernels whose blocks are all running.
 #pragma once
 #include "kernels/memory.cuh"
 

@@ -34,18 +34,15 @@ struct Fragments {
       else copy_shared(R, coord, tile);
     }
     if (STAGED) return;
-#pragma unroll
-    for (int i = 0; i < TILES; i++) {
+    UNROLL for (int i = 0; i < TILES; i++) {
       if (register_index(i * SPLITS) == register_index((i + 1) * SPLITS)) continue;
       Pair pairs[4];
       read(pairs, i, coord, tile);
-#pragma unroll
-      for (int f = i * SPLITS; f < (i + 1) * SPLITS; f++) {
+      UNROLL for (int f = i * SPLITS; f < (i + 1) * SPLITS; f++) {
         u32 value[4];
         next_splits(value, pairs);
         if (in_registers(f))
-#pragma unroll
-          for (int r = 0; r < 4; r++) registers[register_index(f)][r] = value[r];
+          UNROLL for (int r = 0; r < 4; r++) registers[register_index(f)][r] = value[r];
       }
     }
   }
@@ -61,7 +58,8 @@ struct Fragments {
   // Starts copies of `count` fragments of one kind (in registers or shared), from number `first` on. index(k) is the
   // tile of fragment k of that kind.
   template <class Tile, class Index>
-  DEVICE void copy_rows(u32 to, int first, int count, const scalar* R, const ThreadCoord& coord, Tile tile, Index index) const {
+  DEVICE void copy_rows(u32 to, int first, int count, const scalar* R, const ThreadCoord& coord, Tile tile,
+                        Index index) const {
     const int row = coord.lane / 2;
 #pragma unroll 1
     for (int k = 0; k < count; k++) {
@@ -73,14 +71,13 @@ struct Fragments {
   template <class Tile>
   DEVICE void load_registers(u32 to, const scalar* R, const ThreadCoord& coord, Tile tile) {
     auto index = [](int k) { return ((k + 1) * TOTAL + IN_REGISTERS - 1) / max(IN_REGISTERS, 1) - 1; };
-#pragma unroll
-    for (int first = 0; first < IN_REGISTERS; first += FRAGMENTS) {
+    UNROLL for (int first = 0; first < IN_REGISTERS; first += FRAGMENTS) {
       copy_rows(to, first, min(FRAGMENTS, IN_REGISTERS - first), R, coord, tile, index);
       copy_commit();
       copy_wait<0>();
       __syncwarp();
-#pragma unroll
-      for (int k = 0; k < FRAGMENTS && first + k < IN_REGISTERS; k++) load_four_matrices(registers[first + k], shared + k * 512);
+      UNROLL for (int k = 0; k < FRAGMENTS && first + k < IN_REGISTERS; k++)
+        load_four_matrices(registers[first + k], shared + k * 512);
       __syncwarp();
     }
   }
@@ -91,8 +88,7 @@ struct Fragments {
 #pragma unroll 1
     for (int f = 0; f < IN_SHARED; f++) {
       const int i = f * TOTAL / FRAGMENTS;
-#pragma unroll
-      for (int r = 0; r < 4; r++) {
+      UNROLL for (int r = 0; r < 4; r++) {
         const scalar* from = tile(i, 2 * coord.quad + r % 2, 2 * coord.lane_in_quad + r / 2 * 8);
         copy_async<4>(shared + f * 512 + r * 4, from ? from : R, from);
       }
@@ -106,11 +102,9 @@ struct Fragments {
 #pragma unroll UNROLLED
     for (int first = 0; first < IN_SHARED; first += AT_ONCE) {
       Pair pairs[AT_ONCE][4];
-#pragma unroll
-      for (int k = 0; k < AT_ONCE; k++)  // the last ones may repeat, which saves a branch
+      UNROLL for (int k = 0; k < AT_ONCE; k++)  // the last ones may repeat, which saves a branch
         read(pairs[k], min(first + k, IN_SHARED - 1) * TOTAL / FRAGMENTS / SPLITS, coord, tile);
-#pragma unroll
-      for (int k = 0; k < AT_ONCE; k++) {
+      UNROLL for (int k = 0; k < AT_ONCE; k++) {
         if (first + k >= IN_SHARED) continue;
         u32 value[4];
         for (int split = 0; split <= (first + k) * TOTAL / FRAGMENTS % SPLITS; split++) next_splits(value, pairs[k]);
@@ -128,16 +122,15 @@ struct Fragments {
     for (int i = 0; i < TILES; i++) {
       Pair pairs[4];
       read(pairs, i, coord, tile);
-#pragma unroll
-      for (int r = 0; r < 4; r++) found = max(found, pairs[r].magnitude());
+      UNROLL for (int r = 0; r < 4; r++) found = max(found, pairs[r].magnitude());
     }
     return found;
   }
   // Reads the lane's elements of tile i in the order of a fragment's registers.
   template <class Tile>
   DEVICE void read(Pair (&pairs)[4], int i, const ThreadCoord& coord, Tile tile) const {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {  // columns 2j, 2j + 1 and 2j + 8, 2j + 9 of the fragment, j = lane_in_quad
+    // Columns 2j, 2j + 1 and 2j + 8, 2j + 9 of the fragment, j = lane_in_quad.
+    UNROLL for (int half = 0; half < 2; half++) {
       int column = 2 * coord.lane_in_quad + half * 8;
       Pair &even = pairs[2 * half], &odd = pairs[2 * half + 1];
       if constexpr (TRANSPOSED) {
@@ -153,8 +146,7 @@ struct Fragments {
   }
   // Returns the next split of each pair.
   static DEVICE void next_splits(u32 (&value)[4], Pair (&pairs)[4]) {
-#pragma unroll
-    for (int r = 0; r < 4; r++) value[r] = pairs[r].next_split();
+    UNROLL for (int r = 0; r < 4; r++) value[r] = pairs[r].next_split();
   }
   // Shared fragments in flight, AHEAD of their use, so that products hide the latency.
   static constexpr int AHEAD = TOTAL > IN_REGISTERS ? 3 : 0;
@@ -171,19 +163,16 @@ struct Fragments {
   }
   // Fills the queue before the first product of a step.
   DEVICE void start(Queue& queue) const {
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) fetch(queue, i);
+    UNROLL for (int i = 0; i < AHEAD; i++) fetch(queue, i);
   }
   // c[n] += tile i x b[.][n], for half `half` of the two k tiles in b. Must be called in the order of tiles.
-  DEVICE void multiply(Queue& queue, float (&c)[BATCH_TILES][4], int i, const u32 (&b)[OPERANDS][BATCH_TILES][4], int half) const {
-#pragma unroll
-    for (int split = 0; split < SPLITS; split++) {
+  DEVICE void multiply(Queue& queue, float (&c)[BATCH_TILES][4], int i, const u32 (&b)[OPERANDS][BATCH_TILES][4],
+                       int half) const {
+    UNROLL for (int split = 0; split < SPLITS; split++) {
       const int f = i * SPLITS + split, in_shared = f - register_index(f);
       if (!in_registers(f)) fetch(queue, in_shared + AHEAD);
-#pragma unroll
-      for (int other = 0; other < (PACKED ? 1 : SPLITS - split); other++)
-#pragma unroll
-        for (int n = 0; n < BATCH_TILES; n++) {
+      UNROLL for (int other = 0; other < (PACKED ? 1 : SPLITS - split); other++)
+        UNROLL for (int n = 0; n < BATCH_TILES; n++) {
           const u32(&right)[4] = b[other][n];
           if (in_registers(f)) mma(c[n], registers[register_index(f)], right[2 * half], right[2 * half + 1]);
           else mma(c[n], queue.words[in_shared % (AHEAD + 1)], right[2 * half], right[2 * half + 1]);
@@ -193,44 +182,36 @@ struct Fragments {
 };
 
 // Returns the offset in bytes of the row of an operand tile whose address the lane passes to ldmatrix.
-DEVICE u32 row_in_operand(const ThreadCoord& coord) { return ((coord.lane / 8) * OPERAND_COLUMNS + coord.lane % 8) * 16; }
+DEVICE u32 row_in_operand(const ThreadCoord& coord) {
+  return ((coord.lane / 8) * OPERAND_COLUMNS + coord.lane % 8) * 16;
+}
 
 // The same as `product` below, given the address of the lane's row of the operand.
 template <int M, int K_TILES, int SPLIT_BYTES, class F>
-DEVICE void product_of_rows(float (&c)[M][BATCH_TILES][4], const F& fragments, typename F::Queue& queue, int first, u32 row) {
+DEVICE void product_of_rows(float (&c)[M][BATCH_TILES][4], const F& fragments, typename F::Queue& queue, int first,
+                            u32 row) {
   constexpr int CHAINS = M * BATCH_TILES >= 4 || K_TILES < 2 ? 1 : 4 / (M * BATCH_TILES);
   float part[CHAINS][M][BATCH_TILES][4] = {};
-#pragma unroll
-  for (int m = 0; m < M; m++)
-#pragma unroll
-    for (int n = 0; n < BATCH_TILES; n++)
-#pragma unroll
-      for (int r = 0; r < 4; r++) part[0][m][n][r] = c[m][n][r];
-#pragma unroll
-  for (int k = 0; k < K_TILES; k += 2) {
+  UNROLL for (int m = 0; m < M; m++)
+    UNROLL for (int n = 0; n < BATCH_TILES; n++)
+      UNROLL for (int r = 0; r < 4; r++) part[0][m][n][r] = c[m][n][r];
+  UNROLL for (int k = 0; k < K_TILES; k += 2) {
     u32 b[OPERANDS][BATCH_TILES][4];
-#pragma unroll
-    for (int split = 0; split < OPERANDS; split++)
-#pragma unroll
-      for (int n = 0; n < BATCH_TILES; n++) {
+    UNROLL for (int split = 0; split < OPERANDS; split++)
+      UNROLL for (int n = 0; n < BATCH_TILES; n++) {
         u32 from = row + split * SPLIT_BYTES + (k * 2 * OPERAND_COLUMNS + n * 8) * 16;
         if (k + 1 == K_TILES) load_two_matrices(b[split][n][0], b[split][n][1], from);
         else load_four_matrices(b[split][n], from);
       }
-#pragma unroll
-    for (int half = 0; half < 2 && k + half < K_TILES; half++)
-#pragma unroll
-      for (int m = 0; m < M; m++) fragments.multiply(queue, part[(k + half) % CHAINS][m], first + (k + half) * M + m, b, half);
+    UNROLL for (int half = 0; half < 2 && k + half < K_TILES; half++)
+      UNROLL for (int m = 0; m < M; m++)
+        fragments.multiply(queue, part[(k + half) % CHAINS][m], first + (k + half) * M + m, b, half);
   }
-#pragma unroll
-  for (int m = 0; m < M; m++)
-#pragma unroll
-    for (int n = 0; n < BATCH_TILES; n++)
-#pragma unroll
-      for (int r = 0; r < 4; r++) {
+  UNROLL for (int m = 0; m < M; m++)
+    UNROLL for (int n = 0; n < BATCH_TILES; n++)
+      UNROLL for (int r = 0; r < 4; r++) {
         float sum = part[0][m][n][r];
-#pragma unroll
-        for (int s = 1; s < CHAINS; s++) sum += part[s][m][n][r];
+        UNROLL for (int s = 1; s < CHAINS; s++) sum += part[s][m][n][r];
         c[m][n][r] = sum;
       }
 }
@@ -248,8 +229,6 @@ DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename 
 // PACKED: adds the sums of the columns that hold the second split to those of the first.
 template <int M>
 DEVICE void add_splits(float (&c)[M][BATCH_TILES][4]) {
-#pragma unroll
-  for (int m = 0; m < M; m++)
-#pragma unroll
-    for (int r = 0; r < 4; r++) c[m][0][r] += __shfl_xor_sync(~0u, c[m][0][r], 2);
+  UNROLL for (int m = 0; m < M; m++)
+    UNROLL for (int r = 0; r < 4; r++) c[m][0][r] += __shfl_xor_sync(~0u, c[m][0][r], 2);
 }

@@ -19,40 +19,38 @@ DEVICE float row_sum(float value) {
 // lanes of its row.
 struct RowReductions {
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
-    constexpr int MAXIMA_FROM = SUMS + 2 * MOMENTS;
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
+                     float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     auto set = [&](int i, int p, float value) { result[i][2 * p] = result[i][2 * p + 1] = value; };
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) {
-#pragma unroll
-      for (int i = 0; i < SUMS; i++) set(i, p, row_sum(values[i][2 * p] + values[i][2 * p + 1]));
-      // Deviations from one of the values, and their squares, cancel little: no value deviates from the mean by more than
-      // sqrt(D) deviations, so that rounding errors do not make the variance negative.
-#pragma unroll
-      for (int i = SUMS; i < SUMS + MOMENTS; i++) {
+    UNROLL for (int p = 0; p < PAIRS; p++) {
+      UNROLL for (int i = 0; i < SUMS; i++) set(i, p, row_sum(values[i][2 * p] + values[i][2 * p + 1]));
+      // Deviations from one of the values, and their squares, cancel little: no value deviates from the mean by more
+      // than sqrt(D) deviations, so that rounding errors do not make the variance negative.
+      UNROLL for (int i = SUMS; i < SUMS + MOMENTS; i++) {
         const float shift = __shfl_sync(~0u, values[i][2 * p], threadIdx.x % 32 / ROW_LANES * ROW_LANES);
         const float a = values[i][2 * p] - shift, b = values[i][2 * p + 1] - shift;
         const float deviation = row_sum(a + b) * (1.0f / D), square = row_sum(fmaf(a, a, b * b)) * (1.0f / D);
         set(2 * i - SUMS, p, shift + deviation);
         set(2 * i - SUMS + 1, p, fmaf(-deviation, deviation, square));
       }
-#pragma unroll
-      for (int i = SUMS + MOMENTS; i < SUMS + MOMENTS + MAXIMA; i++) {
+      UNROLL for (int i = SUMS + MOMENTS; i < SUMS + MOMENTS + MAXIMA; i++) {
         float largest = op_max(values[i][2 * p], values[i][2 * p + 1]);
-#pragma unroll
-        for (int mask = 1; mask < ROW_LANES; mask *= 2) largest = op_max(largest, __shfl_xor_sync(~0u, largest, mask));
+        UNROLL for (int mask = 1; mask < ROW_LANES; mask *= 2)
+          largest = op_max(largest, __shfl_xor_sync(~0u, largest, mask));
         set(i + MOMENTS, p, largest);
       }
     }
   }
 };
 
-// CENTRED: the mean square of the recurrent sums of all gates and units, whose mean is zero (centred_weights.cuh). Every lane
-// adds up the squares of its own sums before these are exchanged, its part. So no sum over all lanes of a row is needed
-// afterwards.
+// CENTRED: the mean square of the recurrent sums of all gates and units, whose mean is zero (centred_weights.cuh).
+// Every lane adds up the squares of its own sums before these are exchanged, its part. So no sum over all lanes of a
+// row is needed afterwards.
 struct SquareSums {
-  static constexpr int OF_LANE = 2 * UNIT_TILES, WIDTH = OF_LANE < 4 ? OF_LANE : 4;  // parts that a lane adds up, and loads at once
-  static constexpr int PITCH = 8 * UNIT_TILES + (UNIT_TILES > 1 ? 8 : 0);  // floats between sequences, in different banks
+  // parts that a lane adds up, and loads at once
+  static constexpr int OF_LANE = 2 * UNIT_TILES, WIDTH = OF_LANE < 4 ? OF_LANE : 4;
+  // floats between sequences, in different banks
+  static constexpr int PITCH = 8 * UNIT_TILES + (UNIT_TILES > 1 ? 8 : 0);
   static constexpr int SIZE = SEQS / SPREAD * PITCH * 4;                  // bytes
   struct alignas(WIDTH * 4) Vector {
     float numbers[WIDTH];
@@ -61,13 +59,10 @@ struct SquareSums {
   const ThreadCoord& coord;
   // Stores the lane's parts of its sequences, whose sums are c.
   DEVICE void store(const float (&c)[GR][BATCH_TILES][4]) const {
-#pragma unroll
-    for (int cell = 0; cell < LANE_CELLS; cell += 2) {
+    UNROLL for (int cell = 0; cell < LANE_CELLS; cell += 2) {
       float of_units[2] = {0, 0};
-#pragma unroll
-      for (int j = 0; j < GR; j++)
-#pragma unroll
-        for (int odd = 0; odd < 2; odd++) {
+      UNROLL for (int j = 0; j < GR; j++)
+        UNROLL for (int odd = 0; odd < 2; odd++) {
           const float sum = c[j][tile_of(cell)][second_of(cell) + 2 * odd];
           of_units[odd] = fmaf(sum, sum, of_units[odd]);
         }
@@ -76,22 +71,17 @@ struct SquareSums {
     }
   }
   // Returns the mean squares of the lane's sequences. The block must have synchronised since the parts were stored.
-  DEVICE void load(float (&mean)[1][CELLS]) const {
-#pragma unroll
-    for (int q = 0; q < CELLS; q += 2) {
+  DEVICE void load(float (&mean)[CELLS]) const {
+    UNROLL for (int q = 0; q < CELLS; q += 2) {
       const float* from = parts + coord.sequence(q) / SPREAD * PITCH + coord.lane_in_quad * OF_LANE;
       float of_lane[OF_LANE];
-#pragma unroll
-      for (int i = 0; i < OF_LANE; i += WIDTH) {
+      UNROLL for (int i = 0; i < OF_LANE; i += WIDTH) {
         const Vector some = *reinterpret_cast<const Vector*>(from + i);
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++) of_lane[i + k] = some.numbers[k];
+        UNROLL for (int k = 0; k < WIDTH; k++) of_lane[i + k] = some.numbers[k];
       }
-#pragma unroll
-      for (int left = OF_LANE / 2; left > 0; left /= 2)
-#pragma unroll
-        for (int i = 0; i < left; i++) of_lane[i] += of_lane[i + left];
-      mean[0][q] = mean[0][q + 1] = sum_of_quad(of_lane[0]) * (1.0f / (GR * D));
+      UNROLL for (int left = OF_LANE / 2; left > 0; left /= 2)
+        UNROLL for (int i = 0; i < left; i++) of_lane[i] += of_lane[i + left];
+      mean[q] = mean[q + 1] = sum_of_quad(of_lane[0]) * (1.0f / (GR * D));
     }
   }
 

@@ -23,25 +23,20 @@ struct OperandScale {
   template <class Largest>
   DEVICE void set(const ThreadCoord& coord, Largest largest) {
     // Without cells, sequence() may be SEQS or more.
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) up[p] = coord.has_cells() ? Scale(largest(coord.sequence(p * PAIR))).up : 1;
-#pragma unroll
-    for (int n = 0; n < BATCH_TILES; n++)
-#pragma unroll
-      for (int second = 0; second < 2; second++) down[n][second] = Scale(largest(8 * n + 2 * coord.lane_in_quad + second)).down;
+    UNROLL for (int p = 0; p < PAIRS; p++) up[p] = coord.has_cells() ? Scale(largest(coord.sequence(p * PAIR))).up : 1;
+    UNROLL for (int n = 0; n < BATCH_TILES; n++)
+      UNROLL for (int second = 0; second < 2; second++)
+        down[n][second] = Scale(largest(8 * n + 2 * coord.lane_in_quad + second)).down;
   }
 };
 
 // Undoes the scaling of both operands in their sums.
 template <int M>
 DEVICE void scale_down(float (&c)[M][BATCH_TILES][4], const Scale& left, const OperandScale& right) {
-#pragma unroll
-  for (int n = 0; n < BATCH_TILES; n++)
-#pragma unroll
-    for (int r = 0; r < 4; r++) {
+  UNROLL for (int n = 0; n < BATCH_TILES; n++)
+    UNROLL for (int r = 0; r < 4; r++) {
       const float factor = left.down * right.down[n][r % 2];
-#pragma unroll
-      for (int m = 0; m < M; m++) c[m][n][r] *= factor;
+      UNROLL for (int m = 0; m < M; m++) c[m][n][r] *= factor;
     }
 }
 

@@ -6,8 +6,8 @@
 // Sizes in bytes: OPERAND of one of two buffers, INPUTS of one step, FRAGMENTS of a warp. SUMS is a number of floats.
 template <int OPERAND, int INPUTS, int SUMS, int EXCHANGE, int FRAGMENTS>
 struct SharedMemoryOf {
-  static constexpr int SIZE = 2 * OPERAND + STAGES * INPUTS + SUMS * 4 + EXCHANGE + WARPS * FRAGMENTS + BARRIER_BYTES + REDUCTION_BYTES +
-                              CONSTANT_BYTES + MAGNITUDE_BYTES + EarlyValues::SIZE;
+  static constexpr int SIZE = 2 * OPERAND + STAGES * INPUTS + SUMS * 4 + EXCHANGE + WARPS * FRAGMENTS + BARRIER_BYTES +
+                              REDUCTION_BYTES + CONSTANT_BYTES + MAGNITUDE_BYTES + EarlyValues::SIZE;
   static_assert(SIZE == SHARED_BYTES_EXPECTED, "resident/tiling.py counts the shared memory differently");
 
   char* operand;     // two buffers of the product's right operand: h or, in the backward, gradients of gates

@@ -13,8 +13,7 @@ template <int V, class S>
 DEVICE void load(float (&to)[V], const S* from) {
   struct alignas(V * sizeof(S) < 16 ? V * sizeof(S) : 16) Numbers { S values[V]; };
   const Numbers numbers = *reinterpret_cast<const Numbers*>(from);
-#pragma unroll
-  for (int i = 0; i < V; i++) to[i] = float(numbers.values[i]);
+  UNROLL for (int i = 0; i < V; i++) to[i] = float(numbers.values[i]);
 }
 
 // Adds the lane's share of the products of the unit's rows of W or, if RECURRENT, R and the vectors of `count`
@@ -24,20 +23,16 @@ template <bool RECURRENT, int V, class Vector>
 DEVICE void add_products(Sums& sums, const scalar* row, int size, int count, Vector vector) {
   for (int k = threadIdx.x % 32 * V; k < size; k += 32 * V) {
     float rows[GATES][V];
-#pragma unroll
-    for (int j = 0; j < GATES; j++) {
+    UNROLL for (int j = 0; j < GATES; j++) {
       const int number = RECURRENT ? RECURRENT_OF[j] : INPUT_OF[j];
       if (number >= 0) load(rows[j], row + i64(number) * ROW * size + k);
     }
-#pragma unroll
-    for (int s = 0; s < SEQS; s++) {
+    UNROLL for (int s = 0; s < SEQS; s++) {
       if (s >= count) break;
       float v[V];
       vector(v, s, k);
-#pragma unroll
-      for (int j = 0; j < GATES; j++)
-#pragma unroll
-        for (int i = 0; i < V; i++)
+      UNROLL for (int j = 0; j < GATES; j++)
+        UNROLL for (int i = 0; i < V; i++)
           if ((RECURRENT ? RECURRENT_OF[j] : INPUT_OF[j]) >= 0) sums[j][s] = fmaf(rows[j][i], v[i], sums[j][s]);
     }
   }
@@ -45,23 +40,21 @@ DEVICE void add_products(Sums& sums, const scalar* row, int size, int count, Vec
 
 // Sets `g` to the sums over all lanes, those of sequence s in lane s.
 DEVICE void reduce(float (&g)[GATES], const Sums& sums, int count) {
-#pragma unroll
-  for (int s = 0; s < SEQS; s++) {
+  UNROLL for (int s = 0; s < SEQS; s++) {
     if (s >= count) break;
-#pragma unroll
-    for (int j = 0; j < GATES; j++) {
+    UNROLL for (int j = 0; j < GATES; j++) {
       float sum = sums[j][s];
-#pragma unroll
-      for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+      UNROLL for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
       if (threadIdx.x % 32 == s) g[j] = sum;
     }
   }
 }
 
-// Adds both products to `sums`. V: elements of a load. `initial`: h before the step, or null. `kept`: for which sequences
-// it counts, as bits.
+// Adds both products to `sums`. V: elements of a load. `initial`: h before the step, or null. `carry`: a bit for
+// each sequence, 0 where the states before the step are reset.
 template <int V>
-DEVICE void add_all_products(Sums& sums, const Params& params, const float* initial, u32 kept, i64 first, int count, int unit) {
+DEVICE void add_all_products(Sums& sums, const Params& params, const float* initial, u32 carry, i64 first, int count,
+                             int unit) {
   const int features = int(params.features);
   const scalar* x = params.x + first * features;
   add_products<false, V>(sums, params.W + i64(unit) * features, features, count,
@@ -70,8 +63,7 @@ DEVICE void add_all_products(Sums& sums, const Params& params, const float* init
   initial += first * ROW + unit / D * D;
   add_products<true, V>(sums, params.R + i64(unit) * D, D, count, [&](float (&v)[V], int s, int k) {
     load(v, initial + i64(s) * ROW + k);
-#pragma unroll
-    for (int i = 0; i < V; i++) v[i] = kept >> s & 1 ? float(scalar(v[i])) : 0;
+    UNROLL for (int i = 0; i < V; i++) v[i] = carry >> s & 1 ? float(scalar(v[i])) : 0;
   });
 }
 
@@ -83,8 +75,8 @@ DEVICE int gate_index(int unit, int number) {
 
 DEVICE bool aligned(const void* p) { return reinterpret_cast<size_t>(p) % 16 == 0; }
 
-// Params: types and shapes are in parameters.py. x, W, R, bias or null, reset or null, initial states or nulls -> h, the
-// last states and, unless null, aux and gates. The blocks of all units for SEQS sequences follow each other.
+// Params: types and shapes are in single_step.py. x, W, R, bias or null, reset or null, initial states or nulls -> h,
+// the last states and, unless null, aux and gates. The blocks of all units for SEQS sequences follow each other.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 flashrnn_single_step(PARAMETERS) {
   const Params params{PARAMETER_NAMES};
@@ -93,32 +85,29 @@ flashrnn_single_step(PARAMETERS) {
   const i64 first = i64(blockIdx.x / UNIT_BLOCKS) * SEQS;
   const int count = int(min(params.B - first, i64(SEQS)));
   if (unit >= ROW) return;
-  u32 kept = ~0u;
+  u32 carry = ~0u;
   for (int s = 0; params.reset && s < count; s++)
-    if (params.reset[first + s]) kept &= ~(1u << s);
-  const bool vectors = params.features % VECTOR == 0 && D % VECTOR == 0 && aligned(params.x) && aligned(params.W) && aligned(params.R) && aligned(before[0]);
+    if (params.reset[first + s]) carry &= ~(1u << s);
+  const bool vectors = params.features % VECTOR == 0 && D % VECTOR == 0 && aligned(params.x) && aligned(params.W) &&
+      aligned(params.R) && aligned(before[0]);
   Sums sums = {};
-  if (vectors) add_all_products<VECTOR>(sums, params, before[0], kept, first, count, unit);
-  else add_all_products<1>(sums, params, before[0], kept, first, count, unit);
+  if (vectors) add_all_products<VECTOR>(sums, params, before[0], carry, first, count, unit);
+  else add_all_products<1>(sums, params, before[0], carry, first, count, unit);
   float g[GATES], old[STATES], fresh[STATES];
   reduce(g, sums, count);
   if (lane >= count) return;
   const i64 at = (first + lane) * ROW + unit;
-#pragma unroll
-  for (int j = 0; j < GATES; j++) g[j] += params.bias ? float(params.bias[j * ROW + unit]) : 0;
-#pragma unroll
-  for (int i = 0; i < STATES; i++) old[i] = before[i] && kept >> lane & 1 ? before[i][at] : 0;
+  UNROLL for (int j = 0; j < GATES; j++) g[j] += params.bias ? float(params.bias[j * ROW + unit]) : 0;
+  UNROLL for (int i = 0; i < STATES; i++) old[i] = before[i] && carry >> lane & 1 ? before[i][at] : 0;
   old[0] = float(scalar(old[0]));  // rounded as h of every step
   if (params.gates)
-#pragma unroll
-    for (int j = 0; j < GATES; j++)
-      if (STORED_OF[j] >= 0) to_gate(params.gates[(first + lane) * (HEADS * HEAD_NUMBERS) + gate_index(unit, STORED_OF[j])], g[j]);
+    UNROLL for (int j = 0; j < GATES; j++)
+      if (STORED_OF[j] >= 0)
+        to_gate(params.gates[(first + lane) * (HEADS * HEAD_NUMBERS) + gate_index(unit, STORED_OF[j])], g[j]);
   cell_forward(g, old, fresh);
   params.h[at] = scalar(fresh[0]);
   fresh[0] = float(scalar(fresh[0]));
-#pragma unroll
-  for (int i = 0; i < STATES; i++) params.last[i * params.B * ROW + at] = fresh[i];
+  UNROLL for (int i = 0; i < STATES; i++) params.last[i * params.B * ROW + at] = fresh[i];
   if (params.aux)
-#pragma unroll
-    for (int i = 1; i < STATES; i++) to_gate(params.aux[(i - 1) * params.B * ROW + at], fresh[i]);
+    UNROLL for (int i = 1; i < STATES; i++) to_gate(params.aux[(i - 1) * params.B * ROW + at], fresh[i]);
 }

@@ -22,10 +22,11 @@
 // at most a warp, has all units of a sequence and reduces over them by shuffles alone. Lane i of a row has units 2i,
 // 2i + 1.
 //
-// HELPED: IN_ROWS, if the first half of the warps has all cells. The others load the inputs and compute, a step ahead, what
-// a step computes from these alone (EarlyValues), each lane for its partner in the first half.
+// HELPED: IN_ROWS, if the first half of the warps has all cells. The others load the inputs and compute, a step ahead,
+// what a step computes from these alone (EarlyValues), each lane for its partner in the first half.
 //
-// CENTRED: IN_ROWS, if the step normalises its recurrent sums jointly (cells/centring.py), their mean is a product of its own.
+// CENTRED: IN_ROWS, if the step normalises its recurrent sums jointly (cells/centring.py), their mean is a product of
+// its own.
 //
 // SEQUENCES of the SEQS columns are used; the others are not exchanged. With ANY_SEQUENCES (clusters only), their
 // number is a kernel argument, so that one binary serves many batch sizes.
@@ -82,7 +83,8 @@ static_assert(!BIDIRECTIONAL || (HEADS % 2 == 0 && !RESET && !HAS_D_AUX));
 DEVICE bool backwards(i64 head) { return BIDIRECTIONAL && head >= HEADS / 2; }
 DEVICE void reverse_strides(Params& params) {
   params.row_t = -params.row_t;
-  params.x_step = -params.x_step, params.h_step = -params.h_step, params.aux_step = -params.aux_step, params.gates_step = -params.gates_step;
+  params.x_step = -params.x_step, params.h_step = -params.h_step, params.aux_step = -params.aux_step,
+      params.gates_step = -params.gates_step;
 }
 
 // Returns the tile of eight sequences that contains a cell, and whether the cell is of the second of the lane's two
@@ -113,7 +115,11 @@ struct ThreadCoord {
   }
   // Returns how many of the SEQS columns are used.
   DEVICE int used_columns() const { return ANY_SEQUENCES ? used_sequences : SEQUENCES; }
-  DEVICE bool has_cells() const { return HELPED ? warp < WARPS / 2 : CELL_SLICES == K_SLICES || cell_slice < CELL_SLICES; }
+  // Returns the index of the warp among the CONTRIBUTIONS of the block to a sequence.
+  DEVICE int contribution() const { return unit_tile * HOLDERS + (HOLDERS == 2 ? k_slice % 2 : 0); }
+  DEVICE bool has_cells() const {
+    return HELPED ? warp < WARPS / 2 : CELL_SLICES == K_SLICES || cell_slice < CELL_SLICES;
+  }
   DEVICE bool reads_cells() const { return HELPED || has_cells(); }
   // Return the unit tile whose inputs the thread copies, its first unit, and the thread's index among LOAD_THREADS.
   DEVICE int load_tile() const { return HELPED ? threadIdx.x % CELL_THREADS / LOAD_THREADS : unit_tile; }
@@ -127,7 +133,8 @@ struct ThreadCoord {
     return tile_unit + 2 * quad + (BOTH_UNITS ? lane_in_quad / 2 : (cell_slice * CELLS + q) % 2);
   }
   DEVICE int sequence(int q) const {
-    if constexpr (IN_ROWS) return (static_cast<int>(threadIdx.x) / ROW_LANES % ROWS_AT_ONCE + q / 2 * ROWS_AT_ONCE) * SPREAD;
+    if constexpr (IN_ROWS)
+      return (static_cast<int>(threadIdx.x) / ROW_LANES % ROWS_AT_ONCE + q / 2 * ROWS_AT_ONCE) * SPREAD;
     if constexpr (DENSE) return lane_in_quad % 2 * 2 + cell_slice % 2;
     if constexpr (BOTH_UNITS) return cell_slice / 2 * 4 + lane_in_quad % 2 * 2 + cell_slice % 2;
     int cell = cell_slice * CELLS + q;
@@ -158,7 +165,9 @@ DEVICE constexpr i64 in_pieces(int i) { return i / D * ROW + i % D; }
 DEVICE int operand_offset(int k, int sequence) { return ((k / 8) * OPERAND_COLUMNS + sequence) * 8 + k % 8; }
 
 // Returns the offset in bytes of a split in operand tiles of `units` units.
-DEVICE constexpr int split_offset(int split, int units) { return split * (PACKED ? 4 * 16 : units * OPERAND_COLUMNS * 2); }
+DEVICE constexpr int split_offset(int split, int units) {
+  return split * (PACKED ? 4 * 16 : units * OPERAND_COLUMNS * 2);
+}
 
 // Copies a tile of every step to shared memory: ROWS x SEQS rows of the unit tile's 16 units, with NUMBERS numbers of
 // ELEMENT (2 or 4) bytes per unit. In shared memory it is [ROWS][SEQS in tile_row order][PITCH]. In global memory, rows
@@ -172,7 +181,7 @@ struct TileLoader {
   static constexpr int PER_ROW = LOADED_SEQUENCES * LENGTH / WIDTH;                     // copies
   static constexpr int TOGETHER = PER_ROW < LOAD_THREADS ? LOAD_THREADS / PER_ROW : 1;  // rows
   static constexpr int COPIES = (PER_ROW + LOAD_THREADS - 1) / LOAD_THREADS;             // of a row, per thread
-  static constexpr bool ALL_COPY = COPIES * LOAD_THREADS == PER_ROW * TOGETHER;          // else the last threads have fewer
+  static constexpr bool ALL_COPY = COPIES * LOAD_THREADS == PER_ROW * TOGETHER;  // else the last threads have fewer
   const char* from[COPIES];
   u32 to[COPIES];
   u32 valid[COPIES];
@@ -183,34 +192,32 @@ struct TileLoader {
   template <class First>
   DEVICE void start(u32 tile, const ThreadCoord& coord, First first) {
     first_row = coord.load_thread() / PER_ROW % TOGETHER, left = PER_ROW * TOGETHER - coord.load_thread();
-#pragma unroll
-    for (int i = 0; i < COPIES; i++) {
+    UNROLL for (int i = 0; i < COPIES; i++) {
       int copy = (i * LOAD_THREADS + coord.load_thread()) % PER_ROW;
       int column = copy % (LENGTH / WIDTH) * WIDTH, sequence = copy / (LENGTH / WIDTH) * SPREAD;
       valid[i] = coord.load_unit() * NUMBERS + column < D * NUMBERS && coord.has_sequence(sequence);
-      from[i] = reinterpret_cast<const char*>(first(valid[i] ? coord.batch_index(sequence) : 0)) + first_row * ROW_STRIDE;
+      from[i] = reinterpret_cast<const char*>(first(valid[i] ? coord.batch_index(sequence) : 0)) +
+          first_row * ROW_STRIDE;
       const int number = coord.load_unit() * NUMBERS + column;
       from[i] += valid[i] ? (IN_PIECES ? in_pieces(number) : number) * ELEMENT : 0;
       to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * PITCH + column) * ELEMENT;
-      if (IN_ROWS) asm_fence(to[i]);  // prevents recomputation in every step
+      if (IN_ROWS) asm_fence(to[i]);
     }
   }
   // Starts the copies of a step into the stage at offset `offset` (zeros unless `exists`), and advances by `step`
   // bytes.
   DEVICE void load(u32 offset, i64 step, bool exists = true) {
-#pragma unroll
-    for (int i = 0; i < COPIES; i++) {
-#pragma unroll
-      for (int row = 0; row < ROWS; row += TOGETHER)
+    UNROLL for (int i = 0; i < COPIES; i++) {
+      UNROLL for (int row = 0; row < ROWS; row += TOGETHER)
         if ((ROWS % TOGETHER == 0 || row + first_row < ROWS) && (ALL_COPY || i * LOAD_THREADS < int(left)))
-          copy_async<WIDTH * ELEMENT>(to[i] + offset + row * SEQS * PITCH * ELEMENT, from[i] + row * ROW_STRIDE, valid[i] && exists);
+          copy_async<WIDTH * ELEMENT>(to[i] + offset + row * SEQS * PITCH * ELEMENT, from[i] + row * ROW_STRIDE,
+                                      valid[i] && exists);
       from[i] += step;
     }
   }
   // Prevents the compiler from recomputing the addresses in every step.
-  DEVICE void keep() {
-#pragma unroll
-    for (int i = 0; i < COPIES; i++) asm_fence(to[i]), asm_fence(valid[i]);
+  DEVICE void fence_addresses() {
+    UNROLL for (int i = 0; i < COPIES; i++) asm_fence(to[i]), asm_fence(valid[i]);
     asm_fence(left);
   }
 };

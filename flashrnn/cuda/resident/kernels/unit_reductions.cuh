@@ -36,11 +36,9 @@ DEVICE int real_units(int first, int count) { return PADDED == D ? count : max(m
 template <int COUNT>
 DEVICE void reduce_scatter_lanes(float (&values)[COUNT], int lane) {
   int left = COUNT;
-#pragma unroll
-  for (int mask = 16; mask >= 4; mask /= 2) {
+  UNROLL for (int mask = 16; mask >= 4; mask /= 2) {
     const bool odd = lane & mask;
-#pragma unroll
-    for (int i = 0; 2 * i < left; i++) {
+    UNROLL for (int i = 0; 2 * i < left; i++) {
       const float first = values[2 * i], second = 2 * i + 1 < left ? values[2 * i + 1] : 0;
       values[i] = (odd ? second : first) + __shfl_xor_sync(~0u, odd ? first : second, mask);
     }
@@ -60,7 +58,8 @@ struct UnitReductions {
   const ThreadCoord& coord;
   // `words`: in a grid, the end of the words of all groups' GridBarrier.
   DEVICE UnitReductions(char* memory, u64* words, const ThreadCoord& coord)
-      : memory(memory), published(cache_line(words) + blockIdx.x / BLOCKS * GridReductions::WORDS), step(0), coord(coord) {
+      : memory(memory), published(cache_line(words) + blockIdx.x / BLOCKS * GridReductions::WORDS), step(0),
+        coord(coord) {
     partials = reinterpret_cast<float*>(memory);
     results = reinterpret_cast<float*>(memory + PARTIAL_BUFFERS * PARTIAL_BYTES);
     own_partial = place(owned_value(coord.lane) % PAIRS, owned_value(coord.lane) / PAIRS);
@@ -84,14 +83,14 @@ struct UnitReductions {
   // results are the sums, mean and variance of each moment, then the maxima. NUMBER: of the exchange in the step. All
   // threads of the group call this together.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const;
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
+                     float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const;
 
  private:
   DEVICE bool is_unit(int q) const { return coord.has_cells() && (PADDED == D || coord.unit(q) < D); }
   // Returns the address of a word of the warp's part, for the lane's pair p.
   DEVICE float* place(int p, int word) const {
-    const int contribution = coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.k_slice % 2 : 0);
-    return partials + coord.sequence(p * PAIR) * PARTIAL_ROW + contribution * 4 * EXCHANGED_VECTORS + word;
+    return partials + coord.sequence(p * PAIR) * PARTIAL_ROW + coord.contribution() * 4 * EXCHANGED_VECTORS + word;
   }
 
   // Reduces the units of the warp, and stores its part in shared memory.
@@ -106,23 +105,22 @@ struct UnitReductions {
 };
 
 template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-DEVICE void UnitReductions::reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+DEVICE void UnitReductions::reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
+                                   float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
   using Part = Partial<SUMS, MOMENTS, MAXIMA>;
   if constexpr (IN_ROWS) return RowReductions().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(values, result);
-  if constexpr (CLUSTERED) return in_cluster().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), values, result);
+  if constexpr (CLUSTERED)
+    return in_cluster().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), values, result);
   if constexpr (GRID) return in_grid().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), values, result);
   constexpr int FIRST = parts_of(NUMBER);
   reduce_warp<Part, SUMS, MOMENTS, MAXIMA>(values, FIRST);
   __syncthreads();
   if constexpr (ADDED_BY_ALL) {
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) {
+    UNROLL for (int p = 0; p < PAIRS; p++) {
       Part total;
       total_of_block(total, coord.sequence(p * PAIR), FIRST);
-#pragma unroll
-      for (int i = 0; i < Part::RESULTS; i++)
-#pragma unroll
-        for (int q = p * PAIR; q < p * PAIR + PAIR; q++) result[i][q] = total.result(i);
+      UNROLL for (int i = 0; i < Part::RESULTS; i++)
+        UNROLL for (int q = p * PAIR; q < p * PAIR + PAIR; q++) result[i][q] = total.result(i);
     }
     return;
   }
@@ -132,10 +130,8 @@ DEVICE void UnitReductions::reduce(const float (&values)[SUMS + MOMENTS + MAXIMA
     store_results(total, threadIdx.x);
   }
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < Part::RESULTS; i++)
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) result[i][q] = own_result[i * SEQS + tile_of(q) * 8 + second_of(q)];
+  UNROLL for (int i = 0; i < Part::RESULTS; i++)
+    UNROLL for (int q = 0; q < CELLS; q++) result[i][q] = own_result[i * SEQS + tile_of(q) * 8 + second_of(q)];
 }
 
 template <class Part, int SUMS, int MOMENTS, int MAXIMA>
@@ -143,38 +139,30 @@ DEVICE void UnitReductions::reduce_warp(const float (&values)[SUMS + MOMENTS + M
   float added[Part::ADDED > 0 ? Part::ADDED * PAIRS : 1], shifts[MOMENTS + 1][PAIRS], maxima[MAXIMA + 1][PAIRS];
   const bool valid[2] = {is_unit(0), is_unit(PAIR - 1)};
   auto number = [&](int i, int q) { return valid[q % PAIR] ? values[i][q] : 0; };
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) {
+  UNROLL for (int p = 0; p < PAIRS; p++) {
     const int first = p * PAIR, last = first + PAIR - 1;
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) added[i * PAIRS + p] = number(i, first) + (PAIR == 2 ? number(i, last) : 0);
-#pragma unroll
-    for (int i = 0; i < MOMENTS; i++) {
+    UNROLL for (int i = 0; i < SUMS; i++) added[i * PAIRS + p] = number(i, first) + (PAIR == 2 ? number(i, last) : 0);
+    UNROLL for (int i = 0; i < MOMENTS; i++) {
       shifts[i][p] = __shfl_sync(~0u, number(SUMS + i, first), coord.lane_in_quad);
-      const float a = valid[0] ? values[SUMS + i][first] - shifts[i][p] : 0, b = PAIR == 2 && valid[1] ? values[SUMS + i][last] - shifts[i][p] : 0;
+      const float a = valid[0] ? values[SUMS + i][first] - shifts[i][p] : 0;
+      const float b = PAIR == 2 && valid[1] ? values[SUMS + i][last] - shifts[i][p] : 0;
       added[(SUMS + 2 * i) * PAIRS + p] = a + b, added[(SUMS + 2 * i + 1) * PAIRS + p] = fmaf(a, a, b * b);
     }
-#pragma unroll
-    for (int i = 0; i < MAXIMA; i++) {
+    UNROLL for (int i = 0; i < MAXIMA; i++) {
       float largest = valid[0] ? values[SUMS + MOMENTS + i][first] : -INFINITY;
       if (PAIR == 2 && valid[1]) largest = op_max(largest, values[SUMS + MOMENTS + i][last]);
-#pragma unroll
-      for (int mask = 16; mask >= 4; mask /= 2) largest = op_max(largest, __shfl_xor_sync(~0u, largest, mask));
+      UNROLL for (int mask = 16; mask >= 4; mask /= 2) largest = op_max(largest, __shfl_xor_sync(~0u, largest, mask));
       maxima[i][p] = largest;
     }
   }
   if constexpr (Part::ADDED > 0) reduce_scatter_lanes(added, coord.lane);
   if (!coord.has_cells()) return;
-#pragma unroll
-  for (int i = 0; 8 * i < Part::ADDED * PAIRS; i++)
+  UNROLL for (int i = 0; 8 * i < Part::ADDED * PAIRS; i++)
     if (8 * i + owned_value(coord.lane) < Part::ADDED * PAIRS) own_partial[parts + 8 * i / PAIRS] = added[i];
   if (coord.quad > 0) return;
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) {
-#pragma unroll
-    for (int i = 0; i < MOMENTS; i++) *place(p, parts + Part::ADDED + i) = shifts[i][p];
-#pragma unroll
-    for (int i = 0; i < MAXIMA; i++) *place(p, parts + Part::ADDED + MOMENTS + i) = maxima[i][p];
+  UNROLL for (int p = 0; p < PAIRS; p++) {
+    UNROLL for (int i = 0; i < MOMENTS; i++) *place(p, parts + Part::ADDED + i) = shifts[i][p];
+    UNROLL for (int i = 0; i < MAXIMA; i++) *place(p, parts + Part::ADDED + MOMENTS + i) = maxima[i][p];
   }
 }
 
@@ -182,8 +170,7 @@ template <class Part>
 DEVICE void UnitReductions::total_of_block(Part& total, int sequence, int parts) const {
   const float* row = partials + parts + sequence * PARTIAL_ROW;
   total.load(row);
-#pragma unroll
-  for (int i = 1; i < CONTRIBUTIONS; i++) {
+  UNROLL for (int i = 1; i < CONTRIBUTIONS; i++) {
     Part other;
     other.load(row + i * 4 * EXCHANGED_VECTORS);
     total.add(other, real_units(coord.rank * UNITS + i / HOLDERS * 16, 16) / float(HOLDERS));
@@ -192,8 +179,7 @@ DEVICE void UnitReductions::total_of_block(Part& total, int sequence, int parts)
 
 template <class Part>
 DEVICE void UnitReductions::store_results(const Part& total, int sequence) const {
-#pragma unroll
-  for (int i = 0; i < Part::RESULTS; i++) results[i * SEQS + sequence] = total.result(i);
+  UNROLL for (int i = 0; i < Part::RESULTS; i++) results[i * SEQS + sequence] = total.result(i);
 }
 #else
 constexpr int REDUCTION_BYTES = 0;

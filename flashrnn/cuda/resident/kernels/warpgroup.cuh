@@ -16,9 +16,9 @@ DEVICE u64 matrix(u32 address, int apart) {
 // Returns the descriptor of the same matrix beginning at `row`, a multiple of 8.
 DEVICE u64 from_row(u64 matrix, int row) { return matrix + (row * BLOCK_ROW >> 4); }
 
-// c [64 x COLUMNS] += a^T b, or = if not ADDS, for 16 rows of a (one block) and of b. With q = lane / 4 and l =
-// lane % 4, a lane of warp w has in c[4i + r], r = 0 to 3, row 16 w + q + 8 (r / 2), column 8i + 2l + r % 2. WGMMA may be
-// two instructions; the second one multiplies the columns from SECOND_COLUMN on.
+// c [64 x COLUMNS] += a^T b, or = if not ADDS, for 16 rows of a (one block) and of b. With q = lane / 4 and l = lane %
+// 4, a lane of warp w has in c[4i + r], r = 0 to 3, row 16 w + q + 8 (r / 2), column 8i + 2l + r % 2. WGMMA may be two
+// instructions; the second one multiplies the columns from SECOND_COLUMN on.
 template <bool ADDS>
 DEVICE void warpgroup_mma(float (&c)[COLUMNS / 2], u64 a, u64 b) {
   const u64 second = b + (SECOND_COLUMN / BLOCK_COLUMNS * ROWS * BLOCK_ROW >> 4);

@@ -27,13 +27,12 @@ DEVICE void prepare_step(StepBack& to, const Params& params, const CellCoord& ce
   to.carry = !RESET || !params.reset[cell.sequence * params.T + t];
   const UnitGates stored = read(params.gates + at, t, 0, back);
   float g[GATES], s[STATES];
-#pragma unroll
-  for (int j = 0; j < GATES; j++) g[j] = float(stored.values[j]);
+  UNROLL for (int j = 0; j < GATES; j++) g[j] = float(stored.values[j]);
   s[0] = !USES_H || !to.carry ? 0 : t > 0 ? float(read(params.h + at - back, t, 1, back)) : *first_state;
-#pragma unroll
-  for (int k = 1; k < STATES; k++) {
+  UNROLL for (int k = 1; k < STATES; k++) {
     const i64 in_aux = (k - 1) * params.B * params.T * ROW + at;
-    s[k] = !to.carry ? 0 : t > 0 ? float(read(params.aux + in_aux - back, t, 1, back)) : first_state[k * params.B * ROW];
+    s[k] = !to.carry
+        ? 0 : t > 0 ? float(read(params.aux + in_aux - back, t, 1, back)) : first_state[k * params.B * ROW];
     if (HAS_D_AUX) to.d_new[k] += read(params.d_aux + in_aux, t, 0, back);
   }
   if (params.d_h) to.d_new[0] += float(read(params.d_h + at, t, 0, back));
@@ -60,8 +59,8 @@ flashrnn_stream_backward(PARAMETERS) {
       for_each_cell(item, B, [&](int i, const CellCoord& cell) {
         StepBack& at_cell = cells[i];
         at_cell.carry_next = !RESET || step == 0 || !params.reset[cell.sequence * T + t + 1];
-#pragma unroll
-        for (int k = 0; k < STATES; k++) at_cell.d_new[k] = params.d_state[(k * B + cell.sequence) * ROW + cell.element];
+        UNROLL for (int k = 0; k < STATES; k++)
+          at_cell.d_new[k] = params.d_state[(k * B + cell.sequence) * ROW + cell.element];
         if (t >= 0) prepare_step(at_cell, params, cell, t);
       });
       step_sums(sums, stream, params, item, next, before, step);
@@ -70,16 +69,15 @@ flashrnn_stream_backward(PARAMETERS) {
         if (cells[i].carry_next) cells[i].d_new[0] += sum_of(sums, cell, cell.row);
         if (t < 0) return;
         cell_backward(cells[i].factors, cells[i].d_new, d_g[i], d_old[i]);
-#pragma unroll
-        for (int j = 0; j < GATES; j++)
+        UNROLL for (int j = 0; j < GATES; j++)
           if (RECURRENT_OF[j] >= 0) after[cell.exchanged(item, B, RECURRENT_OF[j])] = scalar(d_g[i][j]);
       });
       __syncthreads();
       if (threadIdx.x == 0) signal(params.counters + item.counter);
       for_each_cell(item, B, [&](int i, const CellCoord& cell) {
-#pragma unroll
-        for (int k = 0; k < STATES; k++)
-          params.d_state[(k * B + cell.sequence) * ROW + cell.element] = t < 0 ? cells[i].d_new[k] : cells[i].carry ? d_old[i][k] : 0;
+        UNROLL for (int k = 0; k < STATES; k++)
+          params.d_state[(k * B + cell.sequence) * ROW + cell.element] = t < 0
+              ? cells[i].d_new[k] : cells[i].carry ? d_old[i][k] : 0;
         if (t >= 0) store_gate_gradients([&](int j) { return d_g[i][j]; }, params, cell, t);
       });
     }

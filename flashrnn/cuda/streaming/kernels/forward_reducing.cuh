@@ -7,41 +7,38 @@ static_assert(ROWS == GR * UNITS && K == D);
 struct StepCells {
   float g[GATES][CELLS] = {}, old[STATES][CELLS] = {}, fresh[STATES][CELLS], stored[GATES][CELLS];
   float statistics[STATISTICS > 0 ? STATISTICS : 1][CELLS];
-  bool carry[CELLS];  // whether the states before the step are kept, i.e. not reset
+  bool carry[CELLS];  // whether the states before the step are passed on, i.e. not reset
 };
 
 // Reads inputs, biases and states of cell number i, and prefetches the inputs of AHEAD steps later.
 DEVICE void read_inputs(StepCells& to, int i, const Params& params, const CellCoord& cell, i64 t) {
   const scalar* from = params.x + cell.row_at(params, t) * GI * ROW + cell.element;
   to.carry[i] = !RESET || !params.reset[cell.sequence * params.T + t];
-#pragma unroll
-  for (int j = 0; j < GATES; j++) {
+  UNROLL for (int j = 0; j < GATES; j++) {
     to.g[j][i] = params.bias[j * ROW + cell.element];
     if (INPUT_OF[j] < 0) continue;
     to.g[j][i] += float(from[INPUT_OF[j] * ROW]);
     if (t + AHEAD < params.T) prefetch(from + (AHEAD * params.row_t * GI + INPUT_OF[j]) * ROW);
   }
-#pragma unroll
-  for (int k = 0; k < STATES; k++) to.old[k][i] = to.carry[i] ? params.state[(k * params.B + cell.sequence) * ROW + cell.element] : 0;
+  UNROLL for (int k = 0; k < STATES; k++)
+    to.old[k][i] = to.carry[i] ? params.state[(k * params.B + cell.sequence) * ROW + cell.element] : 0;
 }
 
 // Stores the states of cell number i, and what the backward needs.
-DEVICE void store_results(const StepCells& cells, int i, const Params& params, const Item& item, const CellCoord& cell, i64 t) {
+DEVICE void store_results(const StepCells& cells, int i, const Params& params, const Item& item, const CellCoord& cell,
+                          i64 t) {
   const i64 B = params.B, row = cell.row_at(params, t), at = row * ROW + cell.element;
   params.h[at] = scalar(cells.fresh[0][i]);
-#pragma unroll
-  for (int k = 0; k < STATES; k++) {
+  UNROLL for (int k = 0; k < STATES; k++) {
     params.state[(k * B + cell.sequence) * ROW + cell.element] = cells.fresh[k][i];
     if (STORE_AUX && k > 0) to_gate(params.aux[(k - 1) * B * params.T * ROW + at], cells.fresh[k][i]);
   }
   if (!STORE_GATES) return;
   gate* head_gates = params.gates + (row * HEADS + item.head) * HEAD_NUMBERS;
   const int unit = item.unit0 + cell.row;
-#pragma unroll
-  for (int j = 0; j < GATES; j++)
+  UNROLL for (int j = 0; j < GATES; j++)
     if (STORED_OF[j] >= 0) to_gate(head_gates[unit * STORED + STORED_OF[j]], cells.stored[j][i]);
-#pragma unroll
-  for (int k = 0; k < STATISTICS; k++)
+  UNROLL for (int k = 0; k < STATISTICS; k++)
     if (unit == 0) store_statistic(head_gates, k, cells.statistics[k][i]);
 }
 
@@ -62,8 +59,7 @@ flashrnn_stream_forward(PARAMETERS) {
     auto recurrent_gates = [&](float (&g)[GATES][CELLS]) {
       step_sums(sums, stream, params, item, item, before, t);
       for_each_cell(item, B, [&](int i, const CellCoord& cell) {
-#pragma unroll
-        for (int j = 0; j < GATES; j++)
+        UNROLL for (int j = 0; j < GATES; j++)
           if (RECURRENT_OF[j] >= 0 && cells.carry[i]) g[j][i] += sum_of(sums, cell, RECURRENT_OF[j] * UNITS + cell.row);
       });
     };

@@ -34,22 +34,24 @@ struct UnitReductions {
   // variance of each moment, then the maxima. NUMBER: of the exchange in the step. All threads of the group call this
   // together.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
-  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
+                     float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     for_each_cell(item, B, [&](int i, const CellCoord& cell) {
-#pragma unroll
-      for (int k = 0; k < SUMS + MOMENTS + MAXIMA; k++) numbers[(k * SEQS + cell.column) * UNITS + cell.row] = values[k][i];
+      UNROLL for (int k = 0; k < SUMS + MOMENTS + MAXIMA; k++)
+        numbers[(k * SEQS + cell.column) * UNITS + cell.row] = values[k][i];
     });
     __syncthreads();
-    for (int sequence = threadIdx.x; sequence < SEQS && has_sequence(sequence); sequence += THREADS) publish<Part>(NUMBER, sequence);
+    for (int sequence = threadIdx.x; sequence < SEQS && has_sequence(sequence); sequence += THREADS)
+      publish<Part>(NUMBER, sequence);
     __syncthreads();
     if (threadIdx.x == 0) signal(counter), await(counter, (step * EXCHANGES + NUMBER + 1) * UNIT_BLOCKS);
     __syncthreads();
-    for (int sequence = threadIdx.x / 32; sequence < SEQS && has_sequence(sequence); sequence += WARPS) add_up<Part>(NUMBER, sequence);
+    for (int sequence = threadIdx.x / 32; sequence < SEQS && has_sequence(sequence); sequence += WARPS)
+      add_up<Part>(NUMBER, sequence);
     __syncthreads();
     for_each_cell(item, B, [&](int i, const CellCoord& cell) {
-#pragma unroll
-      for (int k = 0; k < Part::RESULTS; k++) result[k][i] = results[k * SEQS + cell.column];
+      UNROLL for (int k = 0; k < Part::RESULTS; k++) result[k][i] = results[k * SEQS + cell.column];
     });
   }
 
@@ -58,28 +60,24 @@ struct UnitReductions {
   DEVICE void publish(int number, int sequence) const {
     auto of_unit = [&](int k, int unit) { return numbers[(k * SEQS + sequence) * UNITS + unit]; };
     Part total = {};
-#pragma unroll
-    for (int i = 0; i < Part::SUMS; i++) total.words[i] = of_unit(i, 0);
-#pragma unroll
-    for (int i = 0; i < Part::MOMENTS + Part::MAXIMA; i++) total.words[Part::ADDED + i] = of_unit(Part::SUMS + i, 0);
+    UNROLL for (int i = 0; i < Part::SUMS; i++) total.words[i] = of_unit(i, 0);
+    UNROLL for (int i = 0; i < Part::MOMENTS + Part::MAXIMA; i++)
+      total.words[Part::ADDED + i] = of_unit(Part::SUMS + i, 0);
     for (int unit = 1; unit < units_of(item.unit0 / UNITS); unit++) {
-#pragma unroll
-      for (int i = 0; i < Part::SUMS; i++) total.words[i] += of_unit(i, unit);
-#pragma unroll
-      for (int i = 0; i < Part::MOMENTS; i++) {
+      UNROLL for (int i = 0; i < Part::SUMS; i++) total.words[i] += of_unit(i, unit);
+      UNROLL for (int i = 0; i < Part::MOMENTS; i++) {
         const float deviation = of_unit(Part::SUMS + i, unit) - total.words[Part::ADDED + i];
         total.words[Part::SUMS + 2 * i] += deviation;
         total.words[Part::SUMS + 2 * i + 1] = fmaf(deviation, deviation, total.words[Part::SUMS + 2 * i + 1]);
       }
-#pragma unroll
-      for (int i = Part::ADDED + Part::MOMENTS; i < Part::WORDS; i++)
+      UNROLL for (int i = Part::ADDED + Part::MOMENTS; i < Part::WORDS; i++)
         total.words[i] = op_max(total.words[i], of_unit(i - Part::ADDED + Part::SUMS, unit));
     }
-#pragma unroll
-    for (int v = 0; v < Part::VECTORS; v++) {
+    UNROLL for (int v = 0; v < Part::VECTORS; v++) {
       const float* four = total.words + 4 * v;
       part(number, sequence, item.unit0 / UNITS)[v] =
-          make_uint4(__float_as_uint(four[0]), __float_as_uint(four[1]), __float_as_uint(four[2]), __float_as_uint(four[3]));
+          make_uint4(__float_as_uint(four[0]), __float_as_uint(four[1]), __float_as_uint(four[2]),
+                     __float_as_uint(four[3]));
     }
   }
 
@@ -89,11 +87,9 @@ struct UnitReductions {
     const int lane = threadIdx.x % 32;
     Part total, other;
     float units = 0;
-#pragma unroll
-    for (int i = 0; i < Part::WORDS; i++) total.words[i] = i < Part::ADDED + Part::MOMENTS ? 0 : -INFINITY;
+    UNROLL for (int i = 0; i < Part::WORDS; i++) total.words[i] = i < Part::ADDED + Part::MOMENTS ? 0 : -INFINITY;
     for (int block = lane; block < UNIT_BLOCKS; block += 32) {
-#pragma unroll
-      for (int v = 0; v < Part::VECTORS; v++) {
+      UNROLL for (int v = 0; v < Part::VECTORS; v++) {
         const uint4 four = load_exchanged(part(number, sequence, block) + v, true);
         other.words[4 * v] = __uint_as_float(four.x), other.words[4 * v + 1] = __uint_as_float(four.y);
         other.words[4 * v + 2] = __uint_as_float(four.z), other.words[4 * v + 3] = __uint_as_float(four.w);
@@ -105,8 +101,7 @@ struct UnitReductions {
     }
     total.add_lanes(units);
     if (lane == 0)
-#pragma unroll
-      for (int i = 0; i < Part::RESULTS; i++) results[i * SEQS + sequence] = total.result(i);
+      UNROLL for (int i = 0; i < Part::RESULTS; i++) results[i * SEQS + sequence] = total.result(i);
   }
 };
 
@@ -118,7 +113,8 @@ DEVICE void store_statistic(gate* row, int k, float x) {
     *reinterpret_cast<float*>(to) = x;
   } else {
     const u32 word = __float_as_uint(x);
-    reinterpret_cast<u16*>(to)[0] = static_cast<u16>(word), reinterpret_cast<u16*>(to)[1] = static_cast<u16>(word >> 16);
+    reinterpret_cast<u16*>(to)[0] = static_cast<u16>(word),
+        reinterpret_cast<u16*>(to)[1] = static_cast<u16>(word >> 16);
   }
 }
 DEVICE float load_statistic(const gate* row, int k) {

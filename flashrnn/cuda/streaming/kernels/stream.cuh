@@ -28,9 +28,10 @@ constexpr int GATE_BYTES = GATES * sizeof(gate);               // of a unit
 // The stride between rows of sums puts the accesses of half a warp, four rows of four pairs, into different banks.
 constexpr int SUM_STRIDE = ROWS + (40 - ROWS % 32) % 32;
 static_assert(ROWS % 8 == 0 && DEPTH <= WARP_VECTORS && PADDED_K >= K);
-constexpr int PART_FLOATS = 4 * EXCHANGED_VECTORS;                 // of an exchange over units, per sequence: reductions.cuh
+constexpr int PART_FLOATS = 4 * EXCHANGED_VECTORS;  // of an exchange over units, per sequence: reductions.cuh
 constexpr int SUM_FLOATS = WARPS * SEQS * SUM_STRIDE, REDUCTION_FLOATS = PART_FLOATS * SEQS * (UNITS + 1);
-static_assert((SUM_FLOATS + REDUCTION_FLOATS) * 4 == SHARED_BYTES_EXPECTED, "streaming/tiling.py counts shared memory differently");
+static_assert((SUM_FLOATS + REDUCTION_FLOATS) * 4 == SHARED_BYTES_EXPECTED,
+              "streaming/tiling.py counts shared memory differently");
 
 // The gates of a unit at one step, as the forward stores them for the backward; aligned such that few, wide accesses
 // suffice.
@@ -73,8 +74,7 @@ struct CellCoord {
 // Calls f(i, cell) for each valid cell of the thread, number i < CELLS.
 template <class F>
 DEVICE void for_each_cell(const Item& item, i64 B, F f) {
-#pragma unroll
-  for (int i = 0; i < CELLS; i++) {
+  UNROLL for (int i = 0; i < CELLS; i++) {
     const CellCoord cell(item, i, B);
     if (cell.valid) f(i, cell);
   }
@@ -87,43 +87,37 @@ struct Stream {
 
   DEVICE Stream(const uint4* R_of_all, const Item& first) {
     R = R_of_all + threadIdx.x / 32 * ROW_TILES * 32 + threadIdx.x % 32;
-#pragma unroll
-    for (int slot = 0; slot < DEPTH; slot++) load(slot, first, slot);
+    UNROLL for (int slot = 0; slot < DEPTH; slot++) load(slot, first, slot);
   }
   // Loads vector number k of the warp, for all rows of an item, into a slot.
   DEVICE void load(int slot, const Item& item, int k) {
-#pragma unroll
-    for (int n = 0; n < ROW_TILES; n++) ahead[slot][n] = load_once(R + item.matrix + (k * WARPS * ROW_TILES + n) * 32);
+    UNROLL for (int n = 0; n < ROW_TILES; n++)
+      ahead[slot][n] = load_once(R + item.matrix + (k * WARPS * ROW_TILES + n) * 32);
   }
 
   // Computes this warp's partial sums of an item: rows of tile (m, n) of c are sequences, its columns rows of R.
   // `vectors` are those of the head; the first vectors of R for the `next` item are loaded at the end.
-  DEVICE void product(float (&c)[SEQ_TILES][ROW_TILES][4], const Item& item, const Item& next, const scalar* vectors, i64 B) {
+  DEVICE void product(float (&c)[SEQ_TILES][ROW_TILES][4], const Item& item, const Item& next, const scalar* vectors,
+                      i64 B) {
     const int warp = threadIdx.x / 32, quad = threadIdx.x % 32 / 4, lane_in_quad = threadIdx.x % 4;
-    const uint4* lane_vectors = reinterpret_cast<const uint4*>(vectors + (item.sequence0 + quad) * PADDED_K) + warp * 4 + lane_in_quad;
+    const uint4* lane_vectors = reinterpret_cast<const uint4*>(vectors + (item.sequence0 + quad) * PADDED_K) +
+        warp * 4 + lane_in_quad;
     uint4 v[DEPTH][SEQ_TILES][2];
     auto load_vectors = [&](int slot, int k) {
-#pragma unroll
-      for (int m = 0; m < SEQ_TILES; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
+      UNROLL for (int m = 0; m < SEQ_TILES; m++)
+        UNROLL for (int half = 0; half < 2; half++) {
           int sequence = m * 16 + half * 8;
           const uint4* from = lane_vectors + sequence * (PADDED_K / VECTOR * 4) + k * WARPS * 4;
           v[slot][m][half] = load_exchanged(from, item.sequence0 + sequence + quad < B);
         }
     };
-#pragma unroll
-    for (int slot = 0; slot < DEPTH; slot++) load_vectors(slot, slot);
-#pragma unroll
-    for (int m = 0; m < SEQ_TILES; m++)
-#pragma unroll
-      for (int n = 0; n < ROW_TILES; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) c[m][n][i] = 0;
+    UNROLL for (int slot = 0; slot < DEPTH; slot++) load_vectors(slot, slot);
+    UNROLL for (int m = 0; m < SEQ_TILES; m++)
+      UNROLL for (int n = 0; n < ROW_TILES; n++)
+        UNROLL for (int i = 0; i < 4; i++) c[m][n][i] = 0;
 #pragma unroll 1
     for (int first = 0; first < WARP_VECTORS; first += DEPTH)
-#pragma unroll
-      for (int slot = 0; slot < DEPTH; slot++) {
+      UNROLL for (int slot = 0; slot < DEPTH; slot++) {
         const int k = first + slot, later = k + DEPTH;
         if (WARP_VECTORS % DEPTH != 0 && k >= WARP_VECTORS) break;
         multiply(c, v[slot], ahead[slot]);
@@ -135,19 +129,16 @@ struct Stream {
 
 // Waits for the group's vectors of the previous step, and stores every warp's partial sums of the item in shared
 // memory. All threads of the block call this; it synchronises before and after.
-DEVICE void step_sums(float* sums, Stream& stream, const Params& params, const Item& item, const Item& next, const scalar* vectors,
-                      u32 step) {
+DEVICE void step_sums(float* sums, Stream& stream, const Params& params, const Item& item, const Item& next,
+                      const scalar* vectors, u32 step) {
   const int warp = threadIdx.x / 32, quad = threadIdx.x % 32 / 4, lane_in_quad = threadIdx.x % 4;
   if (threadIdx.x == 0) await(params.counters + item.counter, step * UNIT_BLOCKS);
   __syncthreads();  // also: all threads have read the previous sums
   float c[SEQ_TILES][ROW_TILES][4];
   stream.product(c, item, next, vectors + item.head * params.B * PADDED_K, params.B);
-#pragma unroll
-  for (int m = 0; m < SEQ_TILES; m++)
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-#pragma unroll
-      for (int n = 0; n < ROW_TILES; n++) {
+  UNROLL for (int m = 0; m < SEQ_TILES; m++)
+    UNROLL for (int half = 0; half < 2; half++)
+      UNROLL for (int n = 0; n < ROW_TILES; n++) {
         float* to = sums + (warp * SEQS + m * 16 + half * 8 + quad) * SUM_STRIDE + n * 8 + 2 * lane_in_quad;
         *reinterpret_cast<float2*>(to) = make_float2(c[m][n][2 * half], c[m][n][2 * half + 1]);
       }
@@ -157,8 +148,7 @@ DEVICE void step_sums(float* sums, Stream& stream, const Params& params, const I
 // Returns the sum over the warps of row `row` of the item, for the cell's sequence.
 DEVICE float sum_of(const float* sums, const CellCoord& cell, int row) {
   float sum = 0;
-#pragma unroll
-  for (int warp = 0; warp < WARPS; warp++) sum += sums[(warp * SEQS + cell.column) * SUM_STRIDE + row];
+  UNROLL for (int warp = 0; warp < WARPS; warp++) sum += sums[(warp * SEQS + cell.column) * SUM_STRIDE + row];
   return sum;
 }
 
@@ -166,8 +156,7 @@ DEVICE float sum_of(const float* sums, const CellCoord& cell, int row) {
 template <class Gradient, class P>  // Params of a backward
 DEVICE void store_gate_gradients(const Gradient& d_g, const P& params, const CellCoord& cell, i64 t) {
   const i64 row = cell.row_at(params, t);
-#pragma unroll
-  for (int j = 0; j < GATES; j++) {
+  UNROLL for (int j = 0; j < GATES; j++) {
     if (INPUT_OF[j] >= 0) params.d_x[(row * GI + INPUT_OF[j]) * ROW + cell.element] = scalar(d_g(j));
     else if (RECURRENT_OF[j] >= 0) params.d_u[(row * GU + RECURRENT_ONLY_OF[j]) * ROW + cell.element] = scalar(d_g(j));
     add_to(params.d_bias + (cell.sequence * GATES + j) * ROW + cell.element, d_g(j));
