@@ -63,13 +63,14 @@ class FlashRNNConfig(PreTrainedConfig):
         return {"": self.mixer or {}} if self.pattern is None else self.mixer
 
     @property
-    def _foreign_cells(self) -> list[str]:
+    def foreign_cells(self) -> list[str]:
+        """The cells in modules of the user, as module.name."""
         cells = (str(mixer.get("function", "")) for mixer in self._mixers.values())
         return [cell for cell in cells if "." in cell]
 
     def import_cells(self) -> "FlashRNNConfig":
         """Import the cells that the config names in other modules, and return self. Only for trusted configs."""
-        for cell in self._foreign_cells:
+        for cell in self.foreign_cells:
             get_cell(cell)
         return self
 
@@ -79,7 +80,7 @@ class FlashRNNConfig(PreTrainedConfig):
         Raises:
             ValueError: a cell is in a module that has not been imported. A config must not make us import code.
         """
-        for cell in self._foreign_cells:
+        for cell in self.foreign_cells:
             if (module := cell.rpartition(".")[0]) not in sys.modules:
                 raise ValueError(f"the model uses the cell {cell}: import {module} first, if you trust it")
         mixers = {name: _builder(mixer) for name, mixer in self._mixers.items()}

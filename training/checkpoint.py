@@ -93,6 +93,7 @@ def find(path: str, run_name: str | None = None) -> Path:
 
     Raises:
         FileNotFoundError: there is no checkpoint, or none that can be read.
+        ValueError: the file is damaged or no checkpoint.
     """
     if path == "last":
         runs = OUTPUTS / str(run_name or "")  # a name may be a number
@@ -103,6 +104,7 @@ def find(path: str, run_name: str | None = None) -> Path:
         if (file / EXPORTED).is_file():
             return file / EXPORTED
         if file.is_file():
+            load(file)
             return file
         files, unreadable = of_run(file), f"none of the checkpoints in {file} can be read"
         runs = sorted(str(found.parents[1]) for found in file.glob(f"**/checkpoints/{LAST}"))

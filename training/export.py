@@ -90,7 +90,7 @@ def export(ckpt: str, out: str) -> Path:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         (folder / checkpoint.TRAINING).write_text(json.dumps(training, indent=2) + "\n")
-        model_card.write(folder, training, model.num_parameters())
+        model_card.write(folder, training, model.num_parameters(), model.config.foreign_cells)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise OSError(f"out={out} could not be written ({error}): is the disk full?") from error

@@ -1,5 +1,6 @@
 """The README.md of an exported model, with its architecture, training data, evaluation and usage."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from training.provenance import commit
 USAGE = """Install transformers and the wheel of FlashRNN-LM, which `pip wheel --no-deps .` builds in its clone. Then:
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+{imports}from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{folder}", trust_remote_code=True)
 model = AutoModelForCausalLM.from_pretrained("{folder}", trust_remote_code=True)
@@ -21,8 +22,17 @@ print(tokenizer.batch_decode(model.generate(**inputs, max_new_tokens=50))[0])
 ```"""
 
 
-def write(folder: Path, training: dict[str, Any], parameters: int) -> None:
-    """Write README.md into an exported folder; `training` is the content of its training.json."""
+def write(folder: Path, training: dict[str, Any], parameters: int, cells: Iterable[str]) -> None:
+    """Write README.md into an exported folder.
+
+    Args:
+        folder: the folder.
+        training: the content of its training.json.
+        parameters: number of the model's parameters.
+        cells: the model's cells in modules of the user, as module.name.
+    """
+    modules = sorted({cell.rpartition(".")[0] for cell in cells})
+    imports = "".join(f"import {module}  # with the model's cell; not in this folder\n" for module in modules)
     config = training["config"]
     kind = mixer_name(config["model"])
     metadata = ModelCardData(
@@ -34,7 +44,7 @@ def write(folder: Path, training: dict[str, Any], parameters: int) -> None:
         "## Model\n\n" + _table(_sizes(config["model"], kind, parameters)),
         "## Data and training\n\n" + _table(_training(training)),
         "## Results\n\n" + _results(training["evaluation"]),
-        "## Use\n\n" + USAGE.format(folder=folder.resolve().name),
+        "## Use\n\n" + USAGE.format(imports=imports, folder=folder.resolve().name),
         f"## Configuration of the run\n\n```yaml\n{OmegaConf.to_yaml(OmegaConf.create(_of_any_machine(config)))}```",
     ]
     ModelCard("\n\n".join(parts) + "\n").save(folder / "README.md")

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from data.text import Text
 from scripts.train import train
 from tests.tiny_runs import evaluate
-from training import checkpoint
+from training import checkpoint, model_card
 from training.export import export
 from training.lightning_module import TrainingModule
 
@@ -89,6 +89,8 @@ def test_model_card_describes_the_model(trained, tmp_path):
     commit = json.loads(Path(config.run_dir, "eval.json").read_text())["environment"]["commit"]
     assert f"| commit of the evaluation | {commit} |" in card
     assert str(tmp_path / "out") not in card.partition("## Configuration")[0]  # the path exists only on this machine
+    model_card.write(tmp_path, json.loads((tmp_path / "out" / "training.json").read_text()), 5, ["my_cells.CELL"])
+    assert "```python\nimport my_cells  # " in (tmp_path / "README.md").read_text()
 
 
 def test_model_card_contains_the_evaluation_of_the_run(run, tmp_path):

@@ -46,6 +46,13 @@ def test_resumed_run_keeps_its_own_weights(trained, tiny_config, tmp_path):
     assert train(tiny_config("text_tiny", *again, run="again"))["perplexity"] > 0
 
 
+def test_other_file_is_an_error_before_the_data_are_prepared(tiny_config, tmp_path, monkeypatch):
+    monkeypatch.setattr("data.text.Text.prepare_data", None)
+    (tmp_path / "other.ckpt").write_text("x")
+    with pytest.raises(ValueError, match=r"other\.ckpt is damaged or no checkpoint"):
+        build(tiny_config("text_tiny", f"init_from={tmp_path / 'other.ckpt'}", run="after"))
+
+
 def test_error_names_weights_of_wrong_shape(trained, tiny_config):
     start = f"init_from={trained[0].run_dir}"
     config = tiny_config("text_tiny", start, "model.num_blocks=2", "model.num_heads=2", run="after")

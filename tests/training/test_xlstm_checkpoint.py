@@ -107,7 +107,7 @@ def test_file_without_a_state_dict_is_an_error(tmp_path):
         read(tmp_path / "run.pt")
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 cut off"])
+@pytest.mark.parametrize("content", [b"", b"garbage", b"hello world", b"PK\x03\x04 cut off"])
 def test_damaged_file_is_an_error(tmp_path, content):
     (tmp_path / "xlstm.pt").write_bytes(content)
     with pytest.raises(ValueError, match=r"xlstm\.pt .*torch\.save"):
