@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import ROOT
+from benchmarks.ours import is_ours
 
 
 class Entry(NamedTuple):
@@ -44,9 +45,12 @@ RECORD = (
 
 
 def commits(content: dict) -> set[str]:
-    """Return the commits with which the numbers in a file of results were measured."""
+    """Return the commits of this project with which a file of results was measured; for kernels, those of its own rows.
+
+    Peers of kernels may be of an earlier run: pages say so, and `benchmark kernels` does not repeat them.
+    """
     if "suite" in content:
-        return {content["runs"][row["run"]]["commit"] for row in content["rows"]}
+        return {content["runs"][row["run"]]["commit"] for row in content["rows"] if is_ours(row["implementation"])}
     if "runs" in content:
         return {run["environment"]["commit"] for run in content["runs"] if "environment" in run}
     return {content["commit"]}

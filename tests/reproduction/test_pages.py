@@ -116,11 +116,8 @@ FILES = sorted(RESULTS.glob("*/*.json"))
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_results_have_one_clean_commit(file):
-    """Only tables of kernel times may contain several commits."""
-    content = json.loads(file.read_text())
-    commits = record.commits(content)
-    assert len(commits) == 1 or "suite" not in content
-    assert not any(commit.endswith("-dirty") for commit in commits)
+    (commit,) = record.commits(json.loads(file.read_text()))
+    assert not commit.endswith("-dirty")
 
 
 def test_index_lists_all_files():
