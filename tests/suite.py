@@ -65,6 +65,7 @@ RESIDENT_NORMALISED_CASES = [  # even sizes that are no multiples of the tiles, 
 HOISTED_CASES = [  # with enough steps for hoisting
     *(Case(cell, 9, 40, D=250, reset=True, time_major=True) for cell in HOISTED),
     *(Case(cell, B=17, T=33, N=1, D=D) for cell in HOISTED for D in (256, 768, 1100)),
+    *(Case(cell, B=9, T=40, N=1, D=512, reset=True) for cell in HOISTED),  # loaders, and two sequences of a cluster
 ]
 ALL_CASES = [
     *CELL_CASES,

@@ -23,13 +23,14 @@ def cell_prelude(
     scaled: bool = False,
     early: bool = False,
     of_centred: bool = False,
+    early_sums: bool = False,
 ) -> str:
     """Return the source that all kernels of a cell need.
 
-    `more`: further constants of this kernel; `scaled`: SCALED in kernels/common.cuh; `early`, `of_centred`: see
-    `head_functions`.
+    `more`: further constants of this kernel; `scaled`: SCALED in kernels/common.cuh; `early`, `of_centred`,
+    `early_sums`: see `head_functions`.
     """
-    cell, variant, found = spec.cell, spec.variant, exchanges(spec.cell, spec.direction)
+    cell, variant, found = spec.cell, spec.variant, exchanges(spec.cell, spec.direction, early_sums)
     reduces, statistics = trace(cell).reduces, trace(cell).statistics
     constants = {
         "HEADS": spec.heads,
@@ -71,7 +72,7 @@ def cell_prelude(
             f"#define REDUCES {int(reduces)}",
             '#include "kernels/math.cuh"',
             aux_number,
-            head_functions(cell, early, of_centred) if reduces else cell_functions(cell),
+            head_functions(cell, early, of_centred, early_sums) if reduces else cell_functions(cell),
         ]
     )
 

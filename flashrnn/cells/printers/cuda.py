@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from flashrnn.cells.centring import MEAN_SQUARE, centred
 from flashrnn.cells.definition import Cell
+from flashrnn.cells.early_sums import gradient_with_early_sums
 from flashrnn.cells.graph import REDUCTIONS, TRUTH, Graph, Node
 from flashrnn.cells.hoisting import Hoisted
 from flashrnn.cells.printers.early import Late, late_inputs, with_early
@@ -49,6 +50,16 @@ class Exchange(NamedTuple):
     maxima: tuple[int, ...]
 
     @property
+    def operands(self) -> tuple[int, ...]:
+        """Return all nodes, in the order of `UnitReductions::reduce`."""
+        return (*self.sums, *self.moments, *self.maxima)
+
+    @property
+    def results(self) -> int:
+        """Return the number of results: two of each moment."""
+        return len(self.operands) + len(self.moments)
+
+    @property
     def words(self) -> int:
         """Return the number of values per sequence, as `Partial` in kernels/partial.cuh."""
         return len(self.sums) + 3 * len(self.moments) + len(self.maxima)
@@ -65,9 +76,17 @@ class Exchange(NamedTuple):
 
 
 @cache
-def exchanges(cell: Cell, direction: str) -> tuple[Exchange, ...]:
-    """Return the exchanges of a step "forward" or "backward", in order."""
+def exchanges(cell: Cell, direction: str, early_sums: bool = False) -> tuple[Exchange, ...]:
+    """Return the exchanges of a step "forward" or "backward", in order. `early_sums`: see `head_functions`."""
+    if early_sums and has_early_sums(cell, direction):
+        function, late = _with_early_sums(cell), late_inputs(cell)["backward"]
+        return tuple(_exchange(function.graph, some) for some in _early_and_late_reductions(function.graph, late))
     return _exchanges(_of_head(cell, direction).graph)
+
+
+def has_early_sums(cell: Cell, direction: str) -> bool:
+    """Return whether a step "forward" or "backward" can be computed with `early_sums` (see `head_functions`)."""
+    return direction == "backward" and gradient_with_early_sums(cell) is not None
 
 
 @cache
@@ -77,7 +96,7 @@ def operation_count(cell: Cell, direction: str) -> int:
     return sum(graph.nodes[k].op not in ("input", "const") for k in graph.needed(graph.outputs.values()))
 
 
-def head_functions(cell: Cell, early: bool = False, of_centred: bool = False) -> str:
+def head_functions(cell: Cell, early: bool = False, of_centred: bool = False, early_sums: bool = False) -> str:
     """Return the text of `cells_forward` and `cells_backward` of a cell that reduces over the units of a head.
 
     They compute the CELLS cells of a thread, phase by phase. Between phases, `units.reduce` reduces over units
@@ -90,9 +109,15 @@ def head_functions(cell: Cell, early: bool = False, of_centred: bool = False) ->
 
     `of_centred`: the recurrent gates of `cells_forward` are centred, and their mean square follows the gates
     (`cells.centring`); `late` provides it too.
+
+    `early_sums`: if the cell has any, `cells_backward` has two exchanges that overlap, of which the first is begun
+    before `late` is called (`cells.early_sums`). `units.begin` and `units.end` replace `units.reduce`.
     """
     texts = []
     for direction, late in late_inputs(cell).items():
+        if early_sums and has_early_sums(cell, direction):
+            texts.append(_overlapping_function(_with_early_sums(cell), late))
+            continue
         whole = _of_head(cell, direction, of_centred and direction == "forward")
         parts = with_early(cell, whole, late) if early else (whole,)
         texts += [_head_function(part, late) for part in parts]
@@ -140,6 +165,19 @@ def _of_head(cell: Cell, direction: str, of_centred: bool = False) -> Function:
     return Function("cells_backward", statistics.gradient, inputs, backward.outputs)
 
 
+def _with_early_sums(cell: Cell) -> Function:
+    graph = gradient_with_early_sums(cell)
+    assert graph is not None
+    return _of_head(cell, "backward")._replace(graph=graph)
+
+
+def _early_and_late_reductions(graph: Graph, late: Late) -> tuple[list[int], list[int]]:
+    """Return the reductions that do not depend on late inputs, and those that do."""
+    depends = graph.depending(lambda node: node.value in late.names)
+    found = [k for k in graph.needed(graph.outputs.values()) if graph.nodes[k].op in REDUCTIONS]
+    return [k for k in found if not depends[k]], [k for k in found if depends[k]]
+
+
 def _exchanges(graph: Graph) -> tuple[Exchange, ...]:
     found = phases(graph, graph.outputs.values())
     return tuple(_exchange(graph, phase.reductions) for phase in found if phase.reductions)
@@ -164,19 +202,34 @@ def _head_function(function: Function, late: Late) -> str:
         if not phase.reductions:
             continue
         one = _exchange(graph, phase.reductions)
-        operands = (*one.sums, *one.moments, *one.maxima)
-        if operands:
-            given, found = f"of{number}", f"all{number}"
-            count = len(operands) + len(one.moments)
-            body.lines.append(f"  float {given}[{len(operands)}][CELLS], {found}[{count}][CELLS];")
-            body.loop([f"{given}[{k}][q] = {body.text(a)};" for k, a in enumerate(operands)])
-            kinds = ", ".join(map(str, (number, *map(len, one))))
-            body.lines.append(f"  units.template reduce<{kinds}>({given}, {found});")
+        if one.operands:
+            body.give(number, one, f", all{number}[{one.results}][CELLS]")
+            body.exchange("reduce", number, one, f"of{number}, all{number}")
         else:
             body.loop([])
-        body.lines.append(f"  float {', '.join(f'v{k}[CELLS]' for k in phase.reductions)};")
-        body.loop([f"{body.text(k)} = {_reduced(graph, k, one, number, body.text)};" for k in phase.reductions])
-        number += bool(operands)
+        body.take(phase.reductions, one, number)
+        number += bool(one.operands)
+    return body.whole()
+
+
+def _overlapping_function(function: Function, late: Late) -> str:
+    """Return the device function of a graph without nested reductions. The reductions that do not depend on `late` are
+    begun before it is called, and end when the others have been begun."""
+    graph, body = function.graph, _Phases(function, late)
+    depends = graph.depending(lambda node: node.value in late.names or node.op in REDUCTIONS)
+    found = [(some, _exchange(graph, some)) for some in _early_and_late_reductions(graph, late)]
+    body.define([k for k in graph.needed(graph.outputs.values()) if not depends[k]])
+    for number, (reductions, one) in enumerate(found):
+        body.define(graph.needed(graph.nodes[k].args[0] for k in reductions))
+        body.give(number, one)
+        body.exchange("begin", number, one, f"of{number}")
+        if number == 0:
+            body.request_late()
+    for number, (reductions, one) in enumerate(found):
+        body.lines.append(f"  float all{number}[{one.results}][CELLS];")
+        body.exchange("end", number, one, f"all{number}")
+        body.take(reductions, one, number)
+    body.define(graph.needed(graph.outputs.values()))
     return body.whole()
 
 
@@ -217,6 +270,20 @@ class _Phases:
             self._defined.add(k)
             self.lines.append(f"  {'bool' if node.op in TRUTH else 'float'} v{k}[CELLS];")
             self._pending.append(f"{self.text(k)} = {_expression(node, [self.text(a) for a in node.args])};")
+
+    def give(self, number: int, one: Exchange, more: str = "") -> None:
+        """Write a loop that computes the operands of an exchange. `more`: further declarations."""
+        self.lines.append(f"  float of{number}[{len(one.operands)}][CELLS]{more};")
+        self.loop([f"of{number}[{k}][q] = {self.text(a)};" for k, a in enumerate(one.operands)])
+
+    def exchange(self, function: str, number: int, one: Exchange, arguments: str) -> None:
+        kinds = ", ".join(map(str, (number, *map(len, one))))
+        self.lines.append(f"  units.template {function}<{kinds}>({arguments});")
+
+    def take(self, reductions: Sequence[int], one: Exchange, number: int) -> None:
+        """Write a loop that computes reductions from the results of an exchange."""
+        self.lines.append(f"  float {', '.join(f'v{k}[CELLS]' for k in reductions)};")
+        self.loop([f"{self.text(k)} = {_reduced(self._graph, k, one, number, self.text)};" for k in reductions])
 
     def _results(self) -> list[str]:
         outputs = self._function.outputs.items()

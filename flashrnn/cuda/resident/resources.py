@@ -9,7 +9,7 @@ from math import ceil
 from flashrnn.cells import Cell
 from flashrnn.cells.built_in import LSTM
 from flashrnn.cells.gates import varying
-from flashrnn.cells.printers.cuda import early_values, exchanges, operation_count
+from flashrnn.cells.printers.cuda import Exchange, early_values, exchanges, has_early_sums, operation_count
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import Expression, ceil_div, maximum, minimum
 from flashrnn.constrint.expressions import Operand
@@ -33,6 +33,7 @@ from flashrnn.residual import residual_dtype
 
 _BARRIERS = 64  # bytes of shared memory: BARRIER_BYTES in resident/kernels/tiles.cuh
 _GRID_SLACK = {"forward": 20, "backward": 16}  # registers for an exchange through L2
+_LOADS = 24  # registers for addresses of inputs and for sums, which loaders spare the other warps
 _LATER_EXCHANGE = 16  # registers for each further exchange over units in a forward step, with fp16x2 splits
 
 
@@ -49,6 +50,7 @@ def registers(spec: KernelSpec, tiling: Tiling) -> Expression:
         constants = len(spec.cell.gates) - gates  # their gradients are summed for neighbouring units
         values = (2 * gates + 3 * states) * cells + constants * minimum(cells, 2)
         values += more_operations(spec.cell, spec.direction) // 8 * cells  # some operations lie between reductions
+        values -= _LOADS * minimum(tiling.loaders, 1)
     slack = _GRID_SLACK[spec.direction] * tiling.grid
     return tiling.register_fragments * 4 + 38 + 8 * splits(spec) + 4 * (sums * tiling.batch_tiles) + values + slack
 
@@ -57,7 +59,7 @@ def polled_words(spec: KernelSpec, tiling: Tiling) -> Operand:
     """Return the registers for the words that a lane of a grid polls at once, which are needed only briefly."""
     if not tiling.grid:
         return 0
-    pairs = max((one.pairs for one in exchanges(spec.cell, spec.direction)), default=0)
+    pairs = max((one.pairs for one in _exchange_buffers(spec, early=True)), default=0)
     return 2 * pairs * minimum(4, ceil_div(tiling.blocks * tiling.batch_tiles, 4 * tiling.k_slices))
 
 
@@ -76,10 +78,20 @@ def more_operations(cell: Cell, direction: str) -> int:
 
 def published_words(spec: KernelSpec, tiling: Tiling) -> int:
     """Return the 8-byte words of a grid's reductions over units: WORDS in kernels/grid_reductions.cuh."""
-    found = exchanges(spec.cell, spec.direction)
+    found = _exchange_buffers(spec, early=True)
     pairs = max((one.pairs for one in found), default=0)
     row = tiling.columns * (pairs if pairs < 2 else pairs + pairs % 2)
-    return max(len(found), 2) * tiling.blocks * tiling.unit_tiles * (row + -row % 16)
+    return len(found) * tiling.blocks * tiling.unit_tiles * (row + -row % 16)
+
+
+def _exchange_buffers(spec: KernelSpec, early: bool) -> tuple[Exchange, ...]:
+    """Return the exchanges of a step of several blocks, one for each of EXCHANGE_BUFFERS in warp_parts.cuh.
+
+    `early`: with early sums, if the cell has any.
+    """
+    found = exchanges(spec.cell, spec.direction, early)
+    has_two = len(found) == 1 or (early and has_early_sums(spec.cell, spec.direction))
+    return (found[0], *found) if has_two else found
 
 
 def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
@@ -160,16 +172,22 @@ def _reduction_bytes(spec: KernelSpec, tiling: Tiling) -> Operand:
         return 0
     vectors, columns = max(one.vectors for one in found), tiling.columns
     if tiling.grid:
-        return 2 * tiling.warps * columns * vectors * 16
-    of_buffers = found if len(found) > 1 else found * 2
-    part = sum(8 if one.words <= 2 else 16 * one.vectors for one in of_buffers)
-    sequences = columns if tiling.any_sequences else tiling.sequences
-    received = tiling.blocks * contributions(spec, tiling) * sequences * part + ceil(len(of_buffers) / 2) * 16
+        return 2 * tiling.warps * columns * max(one.vectors for one in _exchange_buffers(spec, early=True)) * 16
+    loaded = minimum(tiling.loaders, 1)
+    received = loaded * _received_bytes(spec, tiling, early=True)
+    received += (1 - loaded) * _received_bytes(spec, tiling, early=False)
     if in_rows(spec):  # SquareSums in row_reductions.cuh
         pitch = spec.head_dim // 2 + (8 if spec.head_dim > 16 else 0)
         return centres(spec, tiling) * (_row_sequences(tiling) * pitch * 4) + several(tiling.blocks) * received
     partials = columns * (2 * (contributions(spec, tiling) * vectors + 1) + vectors) * 16
     return alone(tiling.blocks) * partials + several(tiling.blocks) * received
+
+
+def _received_bytes(spec: KernelSpec, tiling: Tiling, early: bool) -> Operand:
+    """Return SHARED of ClusterReductions in cluster_reductions.cuh: parts of all sequences, and mbarriers."""
+    buffers, sequences = _exchange_buffers(spec, early), tiling.columns if tiling.any_sequences else tiling.sequences
+    part = sum(8 if one.words <= 2 else 16 * one.vectors for one in buffers)
+    return tiling.blocks * contributions(spec, tiling) * sequences * part + ceil(len(buffers) / 2) * 16
 
 
 def _rows(spec: KernelSpec, tiling: Tiling) -> Operand:

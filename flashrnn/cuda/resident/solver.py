@@ -29,10 +29,13 @@ from flashrnn.cuda.buckets import Solver, bucket
 from flashrnn.cuda.resident import cost
 from flashrnn.cuda.resident.resources import registers, shared_memory, spillable
 from flashrnn.cuda.resident.tiling import (
+    WARPS_WITH_LOADERS,
     Tiling,
     Unknowns,
     bias_parts,
+    dense,
     in_rows,
+    may_have_loaders,
     splits,
     spread,
     spreads_clusters,
@@ -181,8 +184,15 @@ def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mappi
     stages = p.variable("stages", [2, 3, 4] if few else [2, 3, 4, 6, 8], "steps loaded ahead", prefer="largest")
     register_fragments = p.variable("register_fragments", range(0, 65, 4), "fragments of R in a thread's registers")
     any_sequences = spec.any_sequences or not trace(spec.cell).reduces  # memory is sized as if it were True
+    allowed = [0, 2, 4] if not grid and may_have_loaders(spec) else [0]
+    loaders = p.variable("loaders", allowed, "further warps that load inputs")
     tiling = unit_tiles, k_slices, batch_tiles, sequences, blocks, grid, stages, register_fragments, any_sequences
-    return Unknowns(*tiling, spreads)
+    unknowns = Unknowns(*tiling, loaders, spreads)
+    if len(allowed) > 1:
+        whole = (unknowns.padded == spec.head_dim) & ((blocks * unit_tiles) % WARPS_WITH_LOADERS == 0)
+        right = (unknowns.warps == WARPS_WITH_LOADERS) & (k_slices == 2) & (dense(spec, unknowns) == 1)
+        p.add("loaders", (loaders == 0) | (whole & right))
+    return unknowns
 
 
 def _spread_columns(

@@ -11,7 +11,7 @@ from flashrnn.cells.printers.cuda import early_values
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.parameters import declaration
 from flashrnn.cuda.resident.parameters import fused
-from flashrnn.cuda.resident.tiling import Tiling, centres_weights, is_dense, is_helped, is_scaled
+from flashrnn.cuda.resident.tiling import Tiling, centres_weights, is_dense, is_helped, is_scaled, uses_early_sums
 from flashrnn.cuda.source import cell_prelude, finite_at_zero
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.residual import GateFormat, filled
@@ -52,6 +52,7 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
     """
     cell, variant = spec.cell, spec.variant
     helped, centred = is_helped(spec, tiling), centres_weights(spec, tiling)
+    early_sums = uses_early_sums(spec, tiling)
     constants = {
         "UNIT_TILES": tiling.unit_tiles,
         "K_SLICES": tiling.k_slices,
@@ -71,7 +72,9 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "LAYER_CHUNK": LAYER_CHUNKS[spec.direction],
         "SHARED_BYTES_EXPECTED": shared_bytes,
         "HELPED": helped,
+        "LOADERS": tiling.loaders,
         "CENTRED": centred,
+        "EARLY_SUMS": early_sums,
         "EARLY_VALUES": early_values(cell, spec.direction) if helped else 0,
     }
     parameters = fused(spec)
@@ -79,5 +82,5 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
     array = f"#define D_AUX_ARRAY {{{', '.join(d_aux or ['nullptr'])}}}"
     layers = "#define LAYERS" if spec.layers > 1 else ""
     inputs = f"using input_number = {'gate' if isinstance(cell, LoopCell) else 'scalar'};"
-    text = cell_prelude(spec, constants, is_scaled(spec), helped, centred)
+    text = cell_prelude(spec, constants, is_scaled(spec), helped, centred, early_sums)
     return "\n".join((text, declaration(parameters), array, layers, inputs))

@@ -6,10 +6,13 @@ import torch
 
 from flashrnn.cells.bounds import is_bounded
 from flashrnn.cells.centring import is_centred
+from flashrnn.cells.printers.cuda import has_early_sums
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import Expression, maximum, minimum
 from flashrnn.constrint.expressions import Operand
 from flashrnn.cuda.spec import KernelSpec
+
+WARPS_WITH_LOADERS = 8  # as many as have 255 registers each
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Tiling:
     stages: int
     register_fragments: int
     any_sequences: bool = False  # for clusters: `sequences`, up to all columns, is a kernel argument
+    loaders: int = 0  # further warps of a backward, which load its inputs and multiply; with them, a block has eight
 
     @property
     def units(self) -> int:
@@ -46,7 +50,7 @@ class Tiling:
 
     @property
     def warps(self) -> int:
-        return self.unit_tiles * self.k_slices
+        return self.unit_tiles * self.k_slices + self.loaders
 
     @property
     def threads(self) -> int:
@@ -100,7 +104,19 @@ def splits(spec: KernelSpec) -> int:
 
 def tiles_of_warp(spec: KernelSpec, tiling: Tiling) -> Operand:
     """Return the number of 16 x 16 tiles of R that a warp multiplies, in either direction."""
-    return len(spec.cell.recurrent_gates) * tiling.blocks * tiling.unit_tiles // tiling.k_slices
+    tiles = len(spec.cell.recurrent_gates) * tiling.blocks * tiling.unit_tiles
+    if not may_have_loaders(spec):
+        return tiles // tiling.k_slices
+    loaded = minimum(tiling.loaders, 1)
+    return loaded * (tiles * tiling.unit_tiles // WARPS_WITH_LOADERS) + (1 - loaded) * (tiles // tiling.k_slices)
+
+
+def uses_early_sums(spec: KernelSpec, tiling: Tiling) -> bool:
+    """Return whether a backward has an exchange before it has received dh: EARLY_SUMS in kernels/unit_reductions.cuh.
+
+    In clusters without loaders, more words than in exchanges one after the other take too long to add up.
+    """
+    return has_early_sums(spec.cell, spec.direction) and (tiling.grid or tiling.loaders > 0)
 
 
 def contributions(spec: KernelSpec, tiling: Tiling) -> Operand:
@@ -192,15 +208,28 @@ def dense(spec: KernelSpec, tiling: Tiling) -> Operand:
     """Return 1 if lanes take over cells of other lanes' fragments, else 0: DENSE in tiles.cuh.
 
     With more than eight warps, registers for the additional addresses would spill. A backward whose tiles have two
-    warps each was slower. A backward of half types would gain 2 %, and need a seventh kernel for all batch sizes. A
+    warps each was slower, unless further warps load the inputs, and so was one of half types with a single exchange. A
     forward of half types loses 4 to 7 %, unless a cell has four sums, which are one vector in shared memory.
     """
-    half = spec.dtype.itemsize == 2 and (spec.direction == "backward" or len(spec.cell.recurrent_gates) != 4)
-    if tiling.grid or tiling.any_sequences or half or not trace(spec.cell).reduces:
+    backward, half = spec.direction == "backward", spec.dtype.itemsize == 2
+    if tiling.grid or tiling.any_sequences or not trace(spec.cell).reduces:
+        return 0
+    if half and not backward and len(spec.cell.recurrent_gates) != 4:
         return 0
     few = minimum(tiling.columns // 2 // tiling.sequences, 1)  # at most half of the columns are used
-    warps = minimum(8 // tiling.warps, 1) * minimum(tiling.k_slices // (2 if spec.direction == "forward" else 4), 1)
+    warps = minimum(8 // tiling.warps, 1) * minimum(tiling.k_slices // (4 if backward and not half else 2), 1)
+    if backward and half:
+        warps *= minimum(tiling.loaders, 1)
     return few * warps * several(tiling.blocks) * (2 - tiling.batch_tiles)
+
+
+def may_have_loaders(spec: KernelSpec) -> bool:
+    """Return whether further warps may load the inputs of a backward: LOADERS in tiles.cuh.
+
+    This was timed with half types and two exchanges alone.
+    """
+    half = spec.dtype.itemsize == 2
+    return half and spec.layers == 1 and not spec.any_sequences and has_early_sums(spec.cell, spec.direction)
 
 
 def operands(spec: KernelSpec, tiling: Tiling) -> Operand:

@@ -297,6 +297,19 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
             tiled(1, 1, 1, 8, 9),
             marks=pytest.mark.slow,
         ),
+        (
+            Case(LAYERNORM_LSTM, B=3, T=4, N=1, D=128),
+            torch.bfloat16,
+            tiled(2, 2, 1, 4, 4, any_sequences=False),
+            tiled(2, 2, 1, 4, 4, any_sequences=False, loaders=4),
+        ),
+        pytest.param(
+            Case(NORMALISED_LSTM, B=5, T=35, N=1, D=128, reset=True),
+            torch.float16,
+            tiled(2, 4, 1, 4, 4, any_sequences=False),
+            tiled(2, 2, 1, 2, 4, any_sequences=False, loaders=4, stages=2),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             Case(LAYERNORM_LSTM, B=9, T=3, N=1, D=60),
             torch.bfloat16,
@@ -339,6 +352,8 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
         "cluster of few sequences",
         "cluster of few sequences maximum",
         "cluster of nine",
+        "cluster with loaders",
+        "cluster with loaders and resets",
         "grid",
         "grid of one cell for each lane",
         "grid maximum",

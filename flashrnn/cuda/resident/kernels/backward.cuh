@@ -64,6 +64,14 @@ struct Loop {
     UNROLL for (int q = 0; q < CELLS; q++)
       UNROLL for (int i = 1; i < STATES; i++) carried.after[i][q] = read.states[i][q];
   }
+  // Runs loop step `step` in the LOADERS.
+  DEVICE void load_and_multiply(int step) {
+    inputs.load(steps - step - STAGES, before(stage));
+    next_stage();
+    copy_wait<IN_FLIGHT>();
+    __syncthreads();
+    scatter_gradient(step, weights, scale, shared.operand, exchange, coord);
+  }
   // HELPED: runs loop step `step` in the warps without cells.
   DEVICE void help_backward(int step) {
     float c[SUMS][BATCH_TILES][4] = {};
@@ -97,12 +105,13 @@ struct Loop {
     resets.masks(read.masks, t);
     auto access_memory = [&] {
       results.store(d_gate, params);
-      if (!HELPED) inputs.load(t - (STAGES - 1), before(stage));
+      if (!HELPED && !LOADERS) inputs.load(t - (STAGES - 1), before(stage));
     };
-    if (!ACCESSES_LATE) access_memory();
+    if (!ACCESSES_LATE && !EARLY_SUMS) access_memory();
     if constexpr (REDUCES) read.read_statistics(tile, coord);
     EarlyValues::Cells early;
     auto from_next = [&](float (&d_h)[CELLS]) {
+      if (EARLY_SUMS) access_memory();
       if constexpr (!EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
       UNROLL for (int q = 0; q < CELLS; q++) d_h[q] = sums[q];
       if constexpr (HELPED) EarlyValues(shared.early, step).load(early);
@@ -110,7 +119,7 @@ struct Loop {
     };
     float d_g[GATES][CELLS];
 #if REDUCES
-    if (!DENSE || coord.has_cells())
+    if (!DENSE || CELL_SLICES == K_SLICES || coord.warp_has_cells())
       step_cells_back(d_g, carried, read, aux_gradients, from_next, early, cells.valid, units);
 #else
     step_cells_back(d_g, carried, read, aux_gradients, from_next, cells.valid, units, coord);
@@ -119,7 +128,7 @@ struct Loop {
     if (SCALED) scale_of_gates(scale, d_g, shared.magnitudes, coord);
     store_gate_operands(d_gate, d_g, scale, gate_operand, (step & 1) * GATE_BYTES, coord);
     UNROLL for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
-    copy_wait<IN_FLIGHT>();
+    if (!LOADERS) copy_wait<IN_FLIGHT>();
     next_row();
     if (CLUSTERED && threadIdx.x == 0)
       barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQUENCES * coord.used_columns());
@@ -239,7 +248,9 @@ flashrnn_backward(PARAMETERS) {
     if (coord.helps()) loop.compute_early(0);
     __syncthreads();
   }
-  if (coord.helps()) {
+  if (LOADERS && !coord.warp_has_cells()) {
+    for (int step = 0; step < steps; step++) loop.load_and_multiply(step);
+  } else if (HELPED && coord.helps()) {
     for (int step = 0; step < steps; step++) loop.help_backward(step);
   } else
 #endif

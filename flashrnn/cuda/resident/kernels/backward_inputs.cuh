@@ -32,7 +32,9 @@ struct StatisticsLoader {
   }
   DEVICE void load(u32 offset, i64 step, bool exists) {
     UNROLL for (int i = 0; i < COPIES; i++) {
-      if (copies[i]) copy_async<WIDTH>(to[i] + offset, from[i], valid[i] && exists);
+      UNROLL for (int tile = 0; tile < LOADED_TILES; tile++)
+        if (copies[i])
+          copy_async<WIDTH>(to[i] + offset + tile * (INPUT_BYTES / UNIT_TILES), from[i], valid[i] && exists);
       from[i] += step;
     }
   }
@@ -94,12 +96,14 @@ struct StepInputs {
   DEVICE void load(int t, int stage) {
     if (!BRANCHES || t >= 0) {
       const bool exists = BRANCHES || t >= 0;
-      gates.load(stage * INPUT_BYTES, -params.gates_step, exists);
+      gates.load(stage * INPUT_BYTES, -params.gates_step, exists, INPUT_BYTES / UNIT_TILES);
       if constexpr (STATISTICS_NEEDED > 0) statistics.load(stage * INPUT_BYTES, -params.gates_step, exists);
-      d_h.load(stage * INPUT_BYTES, -params.h_step, exists);
+      d_h.load(stage * INPUT_BYTES, -params.h_step, exists, INPUT_BYTES / UNIT_TILES);
       to_initial_states(t);
-      UNROLL for (int i = 0; i < STATES - 1; i++) aux[i].load(stage * INPUT_BYTES, -params.aux_step, exists);
-      if (USES_H && (!BRANCHES || t > 0)) h.load(stage * INPUT_BYTES, -params.h_step, BRANCHES || t > 0);
+      UNROLL for (int i = 0; i < STATES - 1; i++)
+        aux[i].load(stage * INPUT_BYTES, -params.aux_step, exists, INPUT_BYTES / UNIT_TILES);
+      if (USES_H && (!BRANCHES || t > 0))
+        h.load(stage * INPUT_BYTES, -params.h_step, BRANCHES || t > 0, INPUT_BYTES / UNIT_TILES);
     }
     copy_commit();
   }

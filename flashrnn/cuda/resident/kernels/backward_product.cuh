@@ -137,7 +137,7 @@ DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g
                                 const ThreadCoord& coord) {
   UNROLL for (int j = 0; j < GATES; j++) {
     rounded[j].round(d_g[j]);
-    if (RECURRENT_OF[j] < 0 || !coord.has_cells()) continue;
+    if (RECURRENT_OF[j] < 0 || !(LOADERS || coord.has_cells())) continue;
     StoredCells operand = rounded[j];
     if (SCALED) operand.multiply(scale.up);
     store_operand<GR * UNITS>(operand, to, offset + RECURRENT_OF[j] * UNITS * OPERAND_COLUMNS * 2);

@@ -8,9 +8,12 @@ constexpr int PAIR = CELLS % 2 == 0 ? 2 : 1;
 constexpr int PAIRS = CELLS / PAIR;
 
 // Whether cells that are padding of the batch or of the head need no masks, because their new states and gradients are
-// finite. In steps that reduce over units, padding must not mix with other units of the head.
+// finite. In steps that reduce over units, padding must not mix with other units of the head. Nor may lanes without a
+// sequence read those of others: there are none if LOADERS have half of the columns.
 constexpr bool FINITE = FINITE_AT_ZERO &&
-    (!REDUCES || (PADDED == D && CELL_SLICES == K_SLICES && (BLOCKS == 1 || !HAS_UNUSED_COLUMNS)));
+    (!REDUCES ||
+     (PADDED == D && CELL_SLICES == K_SLICES &&
+      (BLOCKS == 1 || !HAS_UNUSED_COLUMNS || (LOADERS && SEQUENCES == SEQS / 2))));
 
 // The coordinates of the lane's cells: a unit of a sequence each.
 struct LaneCells {

@@ -12,7 +12,7 @@ constexpr int part_floats(int words) { return words <= 2 ? 2 : (words + 3) / 4 *
 // Returns the offset in bytes of a buffer; a buffer is [part][sequence].
 constexpr int received_before(int buffer) {
   int floats = 0;
-  for (int i = 0; i < buffer; i++) floats += PARTS * SEQUENCES * part_floats(EXCHANGED_WORDS[i % EXCHANGES]);
+  for (int i = 0; i < buffer; i++) floats += PARTS * SEQUENCES * part_floats(EXCHANGED_WORDS[exchange_of(i)]);
   return floats * 4;
 }
 constexpr int RECEIVED_BYTES = received_before(EXCHANGE_BUFFERS);
@@ -31,23 +31,43 @@ struct ClusterReductions {
   // Returns the lane's index among the lanes of its sequence.
   DEVICE int lane_of_sequence() const { return DENSE ? 2 * coord.quad + coord.lane_in_quad / 2 : coord.quad; }
 
+  // Returns the offset of the buffer of exchange NUMBER.
+  template <int NUMBER>
+  static DEVICE u32 place_of(int buffer) {
+    // negative: one of two
+    const int first = EARLY_SUMS && NUMBER > 0 ? 2 : EXCHANGES > 1 && !EARLY_SUMS ? NUMBER : -1;
+    return first >= 0 ? received_before(first > 0 ? first : 0) : buffer * received_before(1);
+  }
+
   // Reduces over the units of the head, as UnitReductions::reduce. `buffer` is that of exchange NUMBER of the step,
   // `phase` the parity of its mbarrier. All warps with cells call this; the result of a lane is for its own sequences.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
   DEVICE void reduce(int buffer, u32 phase, const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
                      float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+    begin<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer, values);
+    end<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer, phase, result);
+  }
+  // The same in two parts: sends the warp's part,
+  template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
+  DEVICE void begin(int buffer, const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
-    if (!coord.has_cells()) return;
+    if (!coord.computes_cells()) return;
     if (threadIdx.x == 0) barrier_expect(barrier(buffer), PARTS * coord.used_columns() * part_floats(Part::WORDS) * 4);
-    const u32 before = EXCHANGES > 1 ? received_before(NUMBER) : buffer * received_before(1);
+    const u32 before = place_of<NUMBER>(buffer);
     Part parts[PAIRS];
     UNROLL for (int p = 0; p < PAIRS; p++) reduce_warp<SUMS, MOMENTS, MAXIMA>(parts[p], values, p, coord);
     __syncwarp();  // all lanes have read the previous exchange: receiving a part implies that
     UNROLL for (int p = 0; p < PAIRS; p++) send_part(parts[p], before, barrier(buffer), coord.sequence(p * PAIR));
+  }
+  // and waits for all parts and adds them up.
+  template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
+  DEVICE void end(int buffer, u32 phase, float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+    using Part = Partial<SUMS, MOMENTS, MAXIMA>;
+    if (!coord.computes_cells()) return;
     barrier_wait(barrier(buffer), phase);
     UNROLL for (int p = 0; p < PAIRS; p++) {
       Part total;
-      total_received(total, before, coord.sequence(p * PAIR));
+      total_received(total, place_of<NUMBER>(buffer), coord.sequence(p * PAIR));
       UNROLL for (int i = 0; i < Part::RESULTS; i++)
         UNROLL for (int q = p * PAIR; q < p * PAIR + PAIR; q++) result[i][q] = total.result(i);
     }

@@ -18,6 +18,9 @@
 // over units have more of both, and need more registers for values.
 constexpr bool WHILE_EXCHANGING = GRID && REDUCES;
 
+// The same in a cluster during the first exchange over units. DENSE, the warps without cells load inputs meanwhile.
+constexpr bool WHILE_REDUCING = CLUSTERED && REDUCES && (DENSE || CELL_SLICES == K_SLICES);
+
 // Whether results are stored after the sums of R h have been exchanged in the block, not before, where these would wait
 // for the stores. With float32 functions, which branch, that is slower unless others compute a part of the step.
 constexpr bool STORES_LATE = IN_ROWS && (HELPED || BYTES == 2);
@@ -119,10 +122,10 @@ struct Loop {
     u32 next_masks[PAIRS];
     read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
     resets.masks(next_masks, t + 1);
-    if (!STORES_LATE && !WHILE_EXCHANGING) results.store(carried.s, params, coord);
+    if (!STORES_LATE && !WHILE_EXCHANGING && !WHILE_REDUCING) results.store(carried.s, params, coord);
     auto load_inputs =
         [&, to = stage == 0 ? STAGES - 1 : stage - 1] { loader.load(t + STAGES - 1, to, steps, params.x_step); };
-    if (!IN_ROWS && !WHILE_EXCHANGING) load_inputs();
+    if (!IN_ROWS && !WHILE_EXCHANGING && !WHILE_REDUCING) load_inputs();
 #if REDUCES
     if constexpr (DENSE) SliceSums<GR>{c, shared.sums, coord}.store_for_all_lanes();  // all warps
     EarlyValues::Cells early;
@@ -144,7 +147,15 @@ struct Loop {
     if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();
     if (!IN_ROWS) read_constants(carried.constants, shared.constants, coord);
 #if REDUCES
-    if (!DENSE || coord.has_cells()) step_cells(carried, results, v, u, early, cells.valid, units);
+    if constexpr (WHILE_REDUCING) {
+      auto access_memory = [&] { results.store(carried.s, params, coord), load_inputs(); };
+      if (!DENSE || CELL_SLICES == K_SLICES || coord.warp_has_cells())
+        step_cells(carried, results, v, u, early, cells.valid,
+                   ReductionsAnd<decltype(access_memory)>{units, access_memory});
+      else load_inputs();
+    } else {
+      step_cells(carried, results, v, u, early, cells.valid, units);
+    }
 #endif
     if (coord.has_cells()) {
 #if !REDUCES

@@ -112,10 +112,10 @@ DEVICE void early_cells(EarlyValues::Cells& early, const CarriedCells& carried, 
   if constexpr (HELPED) cells_forward_early(g, [] {}, early, units);
 }
 
-template <class RecurrentSums>
+template <class RecurrentSums, class Units>
 DEVICE void step_cells(CarriedCells& carried, Results& results, const float (&v)[GI][CELLS],
                        const RecurrentSums& recurrent_sums, const EarlyValues::Cells& early, const bool (&valid)[CELLS],
-                       const UnitReductions& units) {
+                       const Units& units) {
   GateCells g;
   float old[STATES][CELLS], fresh[STATES][CELLS], stored[GATES][CELLS];
   UNROLL for (int q = 0; q < CELLS; q++)

@@ -43,8 +43,13 @@ struct GridReductions {
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
   DEVICE void reduce(int buffer, u32 phase, const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
                      float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+    begin<SUMS, MOMENTS, MAXIMA>(buffer, phase, values);
+    end<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer, phase, result);
+  }
+  // The same in two parts: publishes the warp's part,
+  template <int SUMS, int MOMENTS, int MAXIMA>
+  DEVICE void begin(int buffer, u32 phase, const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
-    float* parts = memory + NUMBER % 2 * SUM_FLOATS;
     if (coord.has_cells()) {
       UNROLL for (int p = 0; p < PAIRS; p++) {
         Part part;
@@ -53,6 +58,12 @@ struct GridReductions {
           publish(row(buffer, own_part(coord)) + position(p) * PART, part, phase ^ 1);
       }
     }
+  }
+  // and waits for all parts and adds them up.
+  template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
+  DEVICE void end(int buffer, u32 phase, float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+    using Part = Partial<SUMS, MOMENTS, MAXIMA>;
+    float* parts = memory + NUMBER % 2 * SUM_FLOATS;
     if (coord.warp < ADDERS) {
       Part sum;
       add_published(sum, row(buffer, 0) + coord.lane % SEQS * PART, phase ^ 1);

@@ -22,6 +22,8 @@
 // at most a warp, has all units of a sequence and reduces over them by shuffles alone. Lane i of a row has units 2i,
 // 2i + 1.
 //
+// LOADERS: in the backward of a DENSE cluster, so many further warps load the inputs of the block, and multiply.
+//
 // HELPED: IN_ROWS, if the first half of the warps has all cells. The others load the inputs and compute, a step ahead,
 // what a step computes from these alone (EarlyValues), each lane for its partner in the first half.
 //
@@ -39,7 +41,7 @@ constexpr bool CLUSTERED = BLOCKS > 1 && !GRID;
 constexpr int SEQS = 8 * BATCH_TILES;
 constexpr int UNITS = 16 * UNIT_TILES;              // of a block
 constexpr int PADDED = UNITS * BLOCKS;              // of a head, D of them real
-constexpr int WARPS = UNIT_TILES * K_SLICES;
+constexpr int CELL_WARPS = UNIT_TILES * K_SLICES, WARPS = CELL_WARPS + LOADERS;
 constexpr int THREADS = 32 * WARPS;
 constexpr int TILE_THREADS = 32 * K_SLICES;         // threads that work on one unit tile
 constexpr bool SPREADS = BLOCKS == 1 || (CLUSTERED && K_SLICES == 1 && !ANY_SEQUENCES && !REDUCES);
@@ -58,8 +60,10 @@ constexpr int CELLS = IN_ROWS ? 2 * SEQUENCES / ROWS_AT_ONCE : LANE_CELLS / CELL
 constexpr bool BOTH_UNITS = DENSE || (REDUCES && GRID && CELLS == 1);
 constexpr int HOLDERS = CELLS == 1 && !BOTH_UNITS ? 2 : 1;  // warps of a unit tile with units of the same sequence
 constexpr int CONTRIBUTIONS = UNIT_TILES * HOLDERS;    // parts of a block for every sequence
-constexpr int LOAD_THREADS = HELPED ? TILE_THREADS / 2 : TILE_THREADS;  // threads that copy the inputs of one unit tile
-constexpr int LOADED_SEQUENCES = HELPED ? SEQUENCES : SEQS / SPREAD;
+static_assert(!LOADERS || (DENSE && CELL_SLICES == K_SLICES && PADDED == D));
+constexpr int LOADED_TILES = LOADERS ? UNIT_TILES : 1;  // unit tiles whose inputs a thread copies, one of LOAD_THREADS
+constexpr int LOAD_THREADS = HELPED ? TILE_THREADS / 2 : LOADERS ? 32 * LOADERS : TILE_THREADS;
+constexpr int LOADED_SEQUENCES = HELPED || LOADERS ? SEQUENCES : SEQS / SPREAD;
 // Steps whose inputs may still be in flight when a step begins. HELPED, a step reads those of the next one.
 constexpr int IN_FLIGHT = STAGES - (HELPED ? 3 : 2);
 static_assert(IN_FLIGHT >= 0);
@@ -105,6 +109,7 @@ struct ThreadCoord {
     used_sequences = static_cast<int>(params.used_sequences);
     warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, lane_in_quad = lane % 4;
     unit_tile = warp / K_SLICES, k_slice = warp % K_SLICES, tile_thread = threadIdx.x % TILE_THREADS;
+    if (LOADERS) unit_tile = min(unit_tile, UNIT_TILES - 1);
     cell_slice = DENSE ? (k_slice + unit_tile * CELL_SLICES) % K_SLICES : k_slice;  // spread over all schedulers
     int group = static_cast<int>(params.first_group) + blockIdx.x / BLOCKS;
     rank = CLUSTERED ? cluster_rank() : blockIdx.x % BLOCKS;
@@ -118,15 +123,22 @@ struct ThreadCoord {
   // Returns the index of the warp among the CONTRIBUTIONS of the block to a sequence.
   DEVICE int contribution() const { return unit_tile * HOLDERS + (HOLDERS == 2 ? k_slice % 2 : 0); }
   DEVICE bool has_cells() const {
-    return HELPED ? warp < WARPS / 2 : CELL_SLICES == K_SLICES || cell_slice < CELL_SLICES;
+    if (HELPED || LOADERS) return warp < (HELPED ? WARPS / 2 : CELL_WARPS);
+    return CELL_SLICES == K_SLICES || cell_slice < CELL_SLICES;
   }
-  DEVICE bool reads_cells() const { return HELPED || has_cells(); }
-  // Return the unit tile whose inputs the thread copies, its first unit, and the thread's index among LOAD_THREADS.
-  DEVICE int load_tile() const { return HELPED ? threadIdx.x % CELL_THREADS / LOAD_THREADS : unit_tile; }
-  DEVICE int load_unit() const { return HELPED ? load_tile() * 16 : tile_unit; }
-  DEVICE int load_thread() const { return HELPED ? threadIdx.x % LOAD_THREADS : tile_thread; }
-  DEVICE bool helps() const { return HELPED && !has_cells(); }
-  DEVICE bool loads_inputs() const { return !HELPED || helps(); }
+  DEVICE bool reads_cells() const { return HELPED || LOADERS || has_cells(); }
+  // In the element-wise step: whether the warp has cells. DENSE, other warps skip it.
+  DEVICE bool computes_cells() const { return DENSE || has_cells(); }
+  // The same for all lanes, as the compiler knows: shuffles in a branch that lanes might not share take much longer.
+  DEVICE bool warp_has_cells() const { return __any_sync(~0u, has_cells()); }
+  // Return the first unit tile whose inputs the thread copies, its first unit, and its index among LOAD_THREADS.
+  DEVICE int load_tile() const { return HELPED ? threadIdx.x % CELL_THREADS / LOAD_THREADS : LOADERS ? 0 : unit_tile; }
+  DEVICE int load_unit() const { return HELPED ? load_tile() * 16 : LOADERS ? rank * UNITS : tile_unit; }
+  DEVICE int load_thread() const {
+    return HELPED ? threadIdx.x % LOAD_THREADS : LOADERS ? threadIdx.x - 32 * CELL_WARPS : tile_thread;
+  }
+  DEVICE bool helps() const { return (HELPED || LOADERS) && !has_cells(); }
+  DEVICE bool loads_inputs() const { return !(HELPED || LOADERS) || helps(); }
   // Return the unit (in the head) and the sequence (in the tile) of the lane's cell q < CELLS.
   DEVICE int unit(int q) const {
     if constexpr (IN_ROWS) return row_lane() * 2 + q % 2;
@@ -205,13 +217,14 @@ struct TileLoader {
     }
   }
   // Starts the copies of a step into the stage at offset `offset` (zeros unless `exists`), and advances by `step`
-  // bytes.
-  DEVICE void load(u32 offset, i64 step, bool exists = true) {
+  // bytes. `tile_bytes`: between the unit tiles of a stage.
+  DEVICE void load(u32 offset, i64 step, bool exists = true, u32 tile_bytes = 0) {
     UNROLL for (int i = 0; i < COPIES; i++) {
       UNROLL for (int row = 0; row < ROWS; row += TOGETHER)
         if ((ROWS % TOGETHER == 0 || row + first_row < ROWS) && (ALL_COPY || i * LOAD_THREADS < int(left)))
-          copy_async<WIDTH * ELEMENT>(to[i] + offset + row * SEQS * PITCH * ELEMENT, from[i] + row * ROW_STRIDE,
-                                      valid[i] && exists);
+          UNROLL for (int tile = 0; tile < LOADED_TILES; tile++)
+            copy_async<WIDTH * ELEMENT>(to[i] + offset + tile * tile_bytes + row * SEQS * PITCH * ELEMENT,
+                                        from[i] + tile * 16 * NUMBERS * ELEMENT + row * ROW_STRIDE, valid[i] && exists);
       from[i] += step;
     }
   }

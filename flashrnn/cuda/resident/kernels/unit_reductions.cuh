@@ -10,6 +10,11 @@
 // A step has EXCHANGES exchanges. Between blocks, each exchange has its own buffer, or two if there is only one:
 // another exchange lies between two uses of a buffer, so all warps have read it before it is overwritten. In one block,
 // there are two buffers of parts: all threads synchronise between an exchange and the next but one.
+//
+// EARLY_SUMS (backward of several blocks, cells/early_sums.py): exchange 0 begins before the step has received dh, and
+// ends after exchange 1 has begun. It has two buffers, because a block that begins it does not know whether others have
+// read that of the step before. The block then receives dh from all others, which they send after they have read both
+// exchanges of the step before.
 #pragma once
 #include "kernels/partial.cuh"
 #include "resident/kernels/cells.cuh"
@@ -74,10 +79,12 @@ struct UnitReductions {
   DEVICE void clear() const {
     if (GRID) in_grid().clear();
   }
-  DEVICE int buffer(int number) const { return EXCHANGES > 1 ? number : step & 1; }
+  DEVICE int buffer(int number) const {
+    return EARLY_SUMS ? (number ? 2 : step & 1) : EXCHANGES > 1 ? number : step & 1;
+  }
   // Returns the offset of the parts of an exchange.
   static DEVICE constexpr int parts_of(int number) { return number % PARTIAL_BUFFERS * (PARTIAL_BYTES / 4); }
-  DEVICE u32 phase() const { return EXCHANGES > 1 ? step & 1 : step >> 1 & 1; }
+  DEVICE u32 phase(int number) const { return EXCHANGES > 1 && (number || !EARLY_SUMS) ? step & 1 : step >> 1 & 1; }
 
   // Reduces SUMS values, then MOMENTS, then MAXIMA over the units of the head, for each of the lane's sequences. The
   // results are the sums, mean and variance of each moment, then the maxima. NUMBER: of the exchange in the step. All
@@ -85,6 +92,17 @@ struct UnitReductions {
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
   DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
                      float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const;
+  // The same in two parts, between blocks.
+  template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
+  DEVICE void begin(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS]) const {
+    if constexpr (GRID) in_grid().begin<SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(NUMBER), values);
+    else in_cluster().begin<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), values);
+  }
+  template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
+  DEVICE void end(float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+    if constexpr (GRID) in_grid().end<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(NUMBER), result);
+    else in_cluster().end<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(NUMBER), result);
+  }
 
  private:
   DEVICE bool is_unit(int q) const { return coord.has_cells() && (PADDED == D || coord.unit(q) < D); }
@@ -104,14 +122,29 @@ struct UnitReductions {
   DEVICE void store_results(const Part& total, int sequence) const;
 };
 
+// The reductions of a step in a cluster, with a function that is called during the first exchange.
+template <class Meanwhile>
+struct ReductionsAnd {
+  const UnitReductions& units;
+  const Meanwhile& meanwhile;
+  template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
+  DEVICE void reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
+                     float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+    units.begin<NUMBER, SUMS, MOMENTS, MAXIMA>(values);
+    if constexpr (NUMBER == 0) __syncwarp(), meanwhile();  // the compiler would delay what is sent
+    units.end<NUMBER, SUMS, MOMENTS, MAXIMA>(result);
+  }
+};
+
 template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
 DEVICE void UnitReductions::reduce(const float (&values)[SUMS + MOMENTS + MAXIMA][CELLS],
                                    float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
   using Part = Partial<SUMS, MOMENTS, MAXIMA>;
   if constexpr (IN_ROWS) return RowReductions().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(values, result);
   if constexpr (CLUSTERED)
-    return in_cluster().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), values, result);
-  if constexpr (GRID) return in_grid().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), values, result);
+    return in_cluster().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(NUMBER), values, result);
+  if constexpr (GRID)
+    return in_grid().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(NUMBER), values, result);
   constexpr int FIRST = parts_of(NUMBER);
   reduce_warp<Part, SUMS, MOMENTS, MAXIMA>(values, FIRST);
   __syncthreads();

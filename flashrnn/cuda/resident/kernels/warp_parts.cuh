@@ -3,7 +3,10 @@
 #include "kernels/partial.cuh"
 #include "resident/kernels/cells.cuh"
 
-constexpr int EXCHANGE_BUFFERS = EXCHANGES > 1 ? EXCHANGES : 2;
+// Each exchange of a step has a buffer, or two (see UnitReductions).
+static_assert(!EARLY_SUMS || EXCHANGES == 2);
+constexpr int EXCHANGE_BUFFERS = EARLY_SUMS ? 3 : EXCHANGES > 1 ? EXCHANGES : 2;
+constexpr int exchange_of(int buffer) { return EARLY_SUMS ? buffer / 2 : buffer % EXCHANGES; }
 constexpr int SEQUENCE_LANES = BOTH_UNITS ? 16 : 8;  // lanes of a warp with the same sequence
 constexpr int PARTS = BLOCKS * CONTRIBUTIONS;         // parts of every sequence
 // Returns the index of this warp's part.
