@@ -33,16 +33,19 @@ class Gpu:
         """Return the possible numbers of blocks of a cluster; more than 8 need a kernel attribute."""
         return tuple(range(1, 17)) if self.clusters else (1,)
 
-    def clusters_at_once(self, size: int) -> int:
-        """Return how many clusters of `size` blocks run at the same time, with one block per multiprocessor.
+    def clusters_at_once(self, size: int, blocks: int = 1) -> int:
+        """Return how many clusters of `size` blocks run at the same time, with `blocks` blocks per multiprocessor.
 
         A cluster stays within a graphics processing cluster (GPC), in which some of the 18 multiprocessors are
-        disabled. An H100 ran 7 clusters of 16 blocks, 15 of 8 and 30 of 4.
+        disabled. An H100 ran 7 clusters of 16 blocks, 15 of 8 and 30 of 4. With two to four blocks per multiprocessor,
+        an H200 ran as many of three or more as if two GPCs had 18 multiprocessors, five had 16, and one had 8.
         """
         if size == 1:
-            return self.multiprocessors
+            return self.multiprocessors * blocks
         whole, rest = divmod(self.multiprocessors, 18)
-        return whole * (16 // size) + (8 // size if rest else 0)
+        of_rest = blocks * 8 // size if rest and size <= 8 else 0
+        complete = min(whole, 2) if blocks > 1 else 0
+        return complete * (blocks * 18 // size) + (whole - complete) * (blocks * 16 // size) + of_rest
 
     @property
     def arch(self) -> str:

@@ -27,6 +27,14 @@ def test_gpus_with_clusters():
     assert (desktop.clusters, desktop.arch) == (False, "sm_120a")
 
 
+@pytest.mark.parametrize(
+    ("blocks", "size", "clusters"),
+    [(1, 16, 7), (1, 8, 15), (1, 4, 30), (2, 16, 14), (2, 12, 16), (2, 9, 23), (2, 6, 39), (3, 12, 28), (4, 3, 163)],
+)
+def test_clusters_that_ran_at_once(blocks, size, clusters):
+    assert named_gpu("H200").clusters_at_once(size, blocks) == clusters
+
+
 def test_unknown_name_lists_the_known_names():
     with pytest.raises(ValueError, match=r"'V100'.* A100, "):
         named_gpu("V100")

@@ -1,7 +1,7 @@
 """The cost model of resident kernels: an estimate of the clock cycles per time step, from a tiling and the rates
 below."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from flashrnn.cells.printers.cuda import exchanges
@@ -19,6 +19,7 @@ from flashrnn.cuda.resident.tiling import (
     operands,
     splits,
     spread,
+    spreads_clusters,
     tiles_of_warp,
 )
 from flashrnn.cuda.spec import KernelSpec
@@ -39,11 +40,12 @@ _NEXT_WARP = 5  # eighths of its time that a further warp of a scheduler takes f
 # Eighths of its time that a second block on a multiprocessor takes, by whether steps reduce. If they do not, blocks
 # whose lanes have half as many cells (SPREAD) take all of it.
 _SECOND_BLOCK = {False: 5, True: 4}
-_GRID_EXCHANGE = {"forward": 3020, "backward": 1450}  # the same exchange through L2
 _GRID_EXCHANGE_UNIT = {"forward": 66, "backward": 182}  # hundredths, per unit and eight sequences
 _POLL = 450  # a warp polls the results of eight other blocks
 _GRADIENT = 36  # multiprocessors for d_R, if it overlaps with the backward's loop
 _AFTER = 350  # cost of d_R if a loop of one wave leaves no multiprocessors for it
+_BLOCKS_TOGETHER = (2, 3, 4)  # blocks of clusters that share a multiprocessor, as far as was timed
+_SHARED = 17  # sixteenths of their time: where they would not gain more than this, some were slower
 _SPILLED = 20  # per register that spills
 _LOAD = 300  # before the loop: a warp of several blocks loads a fragment of R
 
@@ -57,27 +59,34 @@ class _Rates(NamedTuple):
     second_tile: int  # a second batch tile, besides its work
     exchange: int  # sending the results of a step between the blocks of a cluster
     exchange_unit: int  # hundredths, per unit and eight sequences
+    grid_exchange: int  # the same exchange through L2
     rank: int  # receiving from one more block of the cluster
     slices: int  # reducing the slice-K sums of a tile, per warp; hidden by the exchange of a grid
+    slices_of_second_tile: int  # the same for a second batch tile
     single: int  # a lane of a cluster with one cell, whose memory accesses are half as wide as those of a pair
 
 
 _RATES = {
     "forward": _Rates(
-        warp=244, cell=61, average=0, second_tile=59, exchange=86, exchange_unit=127, rank=0, slices=114, single=100
+        warp=244, cell=61, average=0, second_tile=59, exchange=86, exchange_unit=127, grid_exchange=3020, rank=0,
+        slices=114, slices_of_second_tile=0, single=100,
     ),
     "backward": _Rates(
-        warp=239, cell=170, average=0, second_tile=59, exchange=193, exchange_unit=131, rank=9, slices=0, single=0
+        warp=239, cell=170, average=0, second_tile=59, exchange=193, exchange_unit=131, grid_exchange=1450, rank=9,
+        slices=0, slices_of_second_tile=0, single=0,
     ),
-}
+}  # fmt: skip
+_RATES_OF_TIMED_FORWARD = _RATES["forward"]._replace(grid_exchange=2820, slices_of_second_tile=114)
 _RATES_OF_ONE_GATE = {
     "forward": _Rates(
-        warp=100, cell=40, average=7, second_tile=220, exchange=150, exchange_unit=90, rank=0, slices=40, single=150
+        warp=100, cell=40, average=7, second_tile=220, exchange=150, exchange_unit=90, grid_exchange=3020, rank=0,
+        slices=40, slices_of_second_tile=0, single=150,
     ),
     "backward": _Rates(
-        warp=100, cell=100, average=7, second_tile=50, exchange=300, exchange_unit=60, rank=15, slices=0, single=0
+        warp=100, cell=100, average=7, second_tile=50, exchange=300, exchange_unit=60, grid_exchange=1450, rank=15,
+        slices=0, slices_of_second_tile=0, single=0,
     ),
-}
+}  # fmt: skip
 _SECOND_TILE_OF_ONE_GATE = 220  # in float32, where the other rates are those of several gates
 
 
@@ -98,21 +107,44 @@ def eighths(spec: KernelSpec, tiling: Tiling, at_once: Mapping[int, int], batch:
     if idle := idle_multiprocessors(spec):
         free = gpu.multiprocessors - groups * blocks
         step += (minimum(maximum(free + 1, 0), 1) - minimum(maximum(free + 1 - idle, 0), 1)) * _AFTER
-    return (8 * waves - second * (8 - _SECOND_BLOCK[trace(spec.cell).reduces]) * (waves - 1)) * step
+    total = (8 * waves - second * (8 - _SECOND_BLOCK[trace(spec.cell).reduces]) * (waves - 1)) * step
+    if gpu.clusters and not tiling.grid and _is_timed_forward(spec):
+        for together in _BLOCKS_TOGETHER:
+            total = minimum(total, _shared_eighths(spec, tiling, at_once, groups, together))
+    return total
 
 
-def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
-    """Return the estimated clock cycles of a step of one group.
+def _shared_eighths(
+    spec: KernelSpec, tiling: Tiling, sizes: Iterable[int], groups: Operand, together: int
+) -> Expression:
+    """Return the same if `together` blocks of clusters run on a multiprocessor, or a larger number if they do not fit.
 
-    They depend only on the tiling, because units that are padding take as long as others. Thus, by the estimate, no
-    head is slower than a larger one, whose tilings also hold it.
+    `sizes` are the possible numbers of blocks of a cluster. The compiler may use all registers that a thread can have,
+    256 with the granularity of their allocation, and 1 KiB of shared memory is reserved for each block.
+    """
+    gpu, blocks = spec.gpu, tiling.blocks
+    by_registers = gpu.registers // (32 * maximum(tiling.warps, 1) * (gpu.registers_per_thread + 1))
+    fit = minimum(by_registers, gpu.shared_per_block // (maximum(shared_memory(spec, tiling), 1) + 1024))
+    few_cells = minimum(4 // cells_of_lane(spec, tiling), 1)  # lanes with eight cells gained nothing
+    shared = minimum(fit // together, 1) * few_cells * _several(spec, tiling) * (1 - spread(spec, tiling))
+    waves = ceil_div(groups, lookup(blocks, {size: gpu.clusters_at_once(size, together) for size in sizes}))
+    return (8 + 64 * (1 - shared)) * waves * (_step_cycles(spec, tiling, together) * _SHARED // 16)
+
+
+def _step_cycles(spec: KernelSpec, tiling: Tiling, together: int = 1) -> Expression:
+    """Return the estimated clock cycles of a step of one group, if `together` blocks run on a multiprocessor.
+
+    The warps of these blocks share its schedulers, but they all wait for their exchanges at the same time. The cycles
+    depend only on the tiling, because units that are padding take as long as others. Thus, by the estimate, no head is
+    slower than a larger one, whose tilings also hold it.
     """
     direction, tiles, several = spec.direction, tiles_of_warp(spec, tiling), _several(spec, tiling)
-    step = _product_cycles(spec, tiling) + _cell_cycles(spec, tiling)
-    step += _grid_cycles(direction, tiling) if tiling.grid else _cluster_cycles(spec, tiling)
+    step = _product_cycles(spec, tiling, together) + _cell_cycles(spec, tiling, together)
+    step += _grid_cycles(spec, tiling) if tiling.grid else _cluster_cycles(spec, tiling)
     step += _reduction_cycles(spec, tiling)
     if not tiling.grid:
-        step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * _rates(spec).slices
+        slices = _rates(spec).slices + (tiling.batch_tiles - 1) * _rates(spec).slices_of_second_tile
+        step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * slices
         if not exchanges(spec.cell, direction):
             step += several * maximum(2 - cells_of_lane(spec, tiling), 0) * _rates(spec).single
     if spec.steps:  # the prologue of one block takes about as long with more fragments
@@ -123,9 +155,9 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     return step
 
 
-def _product_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
+def _product_cycles(spec: KernelSpec, tiling: Tiling, together: int) -> Expression:
     """Return the cycles of a step's products, and of reading R for them."""
-    parts, warps, tiles = splits(spec), tiling.warps, tiles_of_warp(spec, tiling)
+    parts, warps, tiles = splits(spec), tiling.warps * together, tiles_of_warp(spec, tiling)
     per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
     alone = lookup(tiling.batch_tiles, dict(enumerate(_ALONE, 1)))
     of_tile = parts * (parts - 1) // 2 + operands(spec, tiling)  # products per tile of R
@@ -134,9 +166,9 @@ def _product_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     return maximum(products, reads) + minimum(products, reads) * _BOTH // 10
 
 
-def _cell_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
+def _cell_cycles(spec: KernelSpec, tiling: Tiling, together: int) -> Expression:
     """Return the cycles of the element-wise step of a scheduler's warps."""
-    direction, warps, rates = spec.direction, _cell_warps(spec, tiling), _rates(spec)
+    direction, warps, rates = spec.direction, _cell_warps(spec, tiling) * together, _rates(spec)
     of_scheduler = ceil_div(warps, 4)
     operation = _OPERATION + _several(spec, tiling) * (_OPERATION_OF_SEVERAL - _OPERATION)
     of_cell = rates.cell + operation * more_operations(spec.cell, direction)
@@ -149,7 +181,15 @@ def _cell_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     return ((8 - rates.average) * 4 * of_scheduler + rates.average * maximum(warps, 4)) * cells // 32
 
 
+def _is_timed_forward(spec: KernelSpec) -> bool:
+    """Return whether this is a forward of those for which grids, slices of two batch tiles, and clusters that share
+    multiprocessors were timed: in a half type, of cells with four recurrent gates, without reductions."""
+    return spreads_clusters(spec) and len(spec.cell.recurrent_gates) == 4 and spec.layers == 1
+
+
 def _rates(spec: KernelSpec) -> _Rates:
+    if _is_timed_forward(spec):
+        return _RATES_OF_TIMED_FORWARD
     if not has_one_gate(spec):
         return _RATES[spec.direction]
     if spec.dtype.itemsize == 2:
@@ -173,9 +213,10 @@ def _reduction_cycles(spec: KernelSpec, tiling: Tiling) -> Expression | int:
     return cycles
 
 
-def _grid_cycles(direction: str, tiling: Tiling) -> Expression:
+def _grid_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     """Return the cycles of a step's exchange through L2, which hides the cost of a second batch tile."""
-    cycles = _GRID_EXCHANGE[direction] + _GRID_EXCHANGE_UNIT[direction] * tiling.padded * tiling.batch_tiles // 100
+    direction = spec.direction
+    cycles = _GRID_EXCHANGE_UNIT[direction] * tiling.padded * tiling.batch_tiles // 100 + _rates(spec).grid_exchange
     return cycles + ceil_div(tiling.blocks // tiling.k_slices, 8) * _POLL if direction == "backward" else cycles
 
 

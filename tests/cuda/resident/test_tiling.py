@@ -182,6 +182,13 @@ def test_clusters_with_one_warp_per_tile_are_spread_if_R_fits_in_registers(dtype
     assert (choice.sequences, choice.any_sequences) == (sequences, dtype == torch.float32)
 
 
+@pytest.mark.parametrize("cell", ["lstm", "slstm"])
+def test_small_blocks_of_clusters_share_multiprocessors(cell):
+    """Sixteen clusters of 12 blocks of four warps run at once on an H200, two blocks on most multiprocessors."""
+    choice = next(solver.tilings(spec_of("forward", cell, 2, 384, 64)))
+    assert (choice.blocks, choice.warps, choice.sequences) == (12, 4, 8)
+
+
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_narrow_heads_share_a_multiprocessor(direction):
     """192 blocks of 8 sequences on 132 multiprocessors take 0.36 ms, 96 blocks of 16 take 0.57 (docs/dev/log.md)."""
