@@ -19,7 +19,6 @@ from flashrnn.cuda.resident.tiling import (
     operands,
     splits,
     spread,
-    spreads_clusters,
     tiles_of_warp,
 )
 from flashrnn.cuda.spec import KernelSpec
@@ -46,6 +45,7 @@ _GRADIENT = 36  # multiprocessors for d_R, if it overlaps with the backward's lo
 _AFTER = 350  # cost of d_R if a loop of one wave leaves no multiprocessors for it
 _BLOCKS_TOGETHER = (2, 3, 4)  # blocks of clusters that share a multiprocessor, as far as was timed
 _SHARED = 17  # sixteenths of their time: where they would not gain more than this, some were slower
+_WIDE_SECOND_TILE = 800  # backward of clusters of more than twelve blocks: four slices of a second batch tile
 _SPILLED = 20  # per register that spills
 _LOAD = 300  # before the loop: a warp of several blocks loads a fragment of R
 
@@ -108,7 +108,7 @@ def eighths(spec: KernelSpec, tiling: Tiling, at_once: Mapping[int, int], batch:
         free = gpu.multiprocessors - groups * blocks
         step += (minimum(maximum(free + 1, 0), 1) - minimum(maximum(free + 1 - idle, 0), 1)) * _AFTER
     total = (8 * waves - second * (8 - _SECOND_BLOCK[trace(spec.cell).reduces]) * (waves - 1)) * step
-    if gpu.clusters and not tiling.grid and _is_timed_forward(spec):
+    if gpu.clusters and not tiling.grid and spec.direction == "forward" and _is_timed(spec):
         for together in _BLOCKS_TOGETHER:
             total = minimum(total, _shared_eighths(spec, tiling, at_once, groups, together))
     return total
@@ -145,6 +145,9 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling, together: int = 1) -> Express
     if not tiling.grid:
         slices = _rates(spec).slices + (tiling.batch_tiles - 1) * _rates(spec).slices_of_second_tile
         step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * slices
+        if direction == "backward" and _is_timed(spec):
+            wide = minimum(tiling.blocks // 13, 1) * minimum(tiling.k_slices // 4, 1)
+            step += wide * (tiling.batch_tiles - 1) * _WIDE_SECOND_TILE
         if not exchanges(spec.cell, direction):
             step += several * maximum(2 - cells_of_lane(spec, tiling), 0) * _rates(spec).single
     if spec.steps:  # the prologue of one block takes about as long with more fragments
@@ -181,14 +184,17 @@ def _cell_cycles(spec: KernelSpec, tiling: Tiling, together: int) -> Expression:
     return ((8 - rates.average) * 4 * of_scheduler + rates.average * maximum(warps, 4)) * cells // 32
 
 
-def _is_timed_forward(spec: KernelSpec) -> bool:
-    """Return whether this is a forward of those for which grids, slices of two batch tiles, and clusters that share
-    multiprocessors were timed: in a half type, of cells with four recurrent gates, without reductions."""
-    return spreads_clusters(spec) and len(spec.cell.recurrent_gates) == 4 and spec.layers == 1
+def _is_timed(spec: KernelSpec) -> bool:
+    """Return whether tilings of such cells with two batch tiles, in grids, and sharing multiprocessors were timed.
+
+    Grids and sharing were timed in forwards only.
+    """
+    four_gates = len(spec.cell.recurrent_gates) == 4 and not trace(spec.cell).reduces
+    return spec.dtype.itemsize == 2 and four_gates and spec.layers == 1
 
 
 def _rates(spec: KernelSpec) -> _Rates:
-    if _is_timed_forward(spec):
+    if spec.direction == "forward" and _is_timed(spec):
         return _RATES_OF_TIMED_FORWARD
     if not has_one_gate(spec):
         return _RATES[spec.direction]
