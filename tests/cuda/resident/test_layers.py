@@ -177,6 +177,14 @@ def products(gates: int, H: int, columns: int, rows: int) -> dict[str, ProductTi
     ("batch", "steps", "features", "options", "tilings", "products"),
     [
         (3, 19, 32, {"hidden_size": 32, "num_layers": 3}, ONE_BLOCK, products(4, 32, 32, 128)),
+        (
+            3,
+            19,
+            32,
+            {"hidden_size": 32, "num_layers": 2, "function": "layernorm_lstm"},
+            ONE_BLOCK,
+            products(4, 32, 32, 128),
+        ),
         pytest.param(
             5,
             33,
@@ -196,7 +204,7 @@ def products(gates: int, H: int, columns: int, rows: int) -> dict[str, ProductTi
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["one block", "clusters", "no whole tiles"],
+    ids=["one block", "one block, normalised", "clusters", "no whole tiles"],
 )
 def test_concurrent_layers_equal_the_reference(overlapped, batch, steps, features, options, tilings, products):
     launched = overlapped(tilings, products)
