@@ -62,7 +62,7 @@ class _Rates(NamedTuple):
     grid_exchange: int  # the same exchange through L2
     rank: int  # receiving from one more block of the cluster
     slices: int  # reducing the slice-K sums of a tile, per warp; hidden by the exchange of a grid
-    slices_of_second_tile: int  # the same for a second batch tile
+    slices_of_second_tile: int  # the same for a second batch tile, in clusters
     single: int  # a lane of a cluster with one cell, whose memory accesses are half as wide as those of a pair
 
 
@@ -108,7 +108,8 @@ def eighths(spec: KernelSpec, tiling: Tiling, at_once: Mapping[int, int], batch:
         free = gpu.multiprocessors - groups * blocks
         step += (minimum(maximum(free + 1, 0), 1) - minimum(maximum(free + 1 - idle, 0), 1)) * _AFTER
     total = (8 * waves - second * (8 - _SECOND_BLOCK[trace(spec.cell).reduces]) * (waves - 1)) * step
-    if gpu.clusters and not tiling.grid and spec.direction == "forward" and _is_timed(spec):
+    # Up to 128 units, other tilings are always better by the estimate, and the search would take longer.
+    if gpu.clusters and not tiling.grid and spec.direction == "forward" and _is_timed(spec) and spec.head_dim > 128:
         for together in _BLOCKS_TOGETHER:
             total = minimum(total, _shared_eighths(spec, tiling, at_once, groups, together))
     return total
@@ -125,8 +126,9 @@ def _shared_eighths(
     gpu, blocks = spec.gpu, tiling.blocks
     by_registers = gpu.registers // (32 * maximum(tiling.warps, 1) * (gpu.registers_per_thread + 1))
     fit = minimum(by_registers, gpu.shared_per_block // (maximum(shared_memory(spec, tiling), 1) + 1024))
-    few_cells = minimum(4 // cells_of_lane(spec, tiling), 1)  # lanes with eight cells gained nothing
-    shared = minimum(fit // together, 1) * few_cells * _several(spec, tiling) * (1 - spread(spec, tiling))
+    gains = minimum(4 // cells_of_lane(spec, tiling), 1)  # lanes with eight cells gained nothing,
+    gains *= minimum(tiling.warps // 2, 1)  # blocks of one warp were slower
+    shared = minimum(fit // together, 1) * gains * _several(spec, tiling) * (1 - spread(spec, tiling))
     waves = ceil_div(groups, lookup(blocks, {size: gpu.clusters_at_once(size, together) for size in sizes}))
     return (8 + 64 * (1 - shared)) * waves * (_step_cycles(spec, tiling, together) * _SHARED // 16)
 
@@ -143,7 +145,7 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling, together: int = 1) -> Express
     step += _grid_cycles(spec, tiling) if tiling.grid else _cluster_cycles(spec, tiling)
     step += _reduction_cycles(spec, tiling)
     if not tiling.grid:
-        slices = _rates(spec).slices + (tiling.batch_tiles - 1) * _rates(spec).slices_of_second_tile
+        slices = _rates(spec).slices + several * (tiling.batch_tiles - 1) * _rates(spec).slices_of_second_tile
         step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * slices
         if direction == "backward" and _is_timed(spec):
             wide = minimum(tiling.blocks // 13, 1) * minimum(tiling.k_slices // 4, 1)
