@@ -9,11 +9,6 @@ from flashrnn.cuda.resident import backend
 from flashrnn.cuda.streaming import backend as streaming
 from tests.suite import Case, check
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
-]
-
 
 @pytest.fixture
 def a100(monkeypatch, tmp_path):

@@ -24,11 +24,6 @@ from tests.suite import (
     large_mean_of_c,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
-]
-
 ON_GPU = [name for name in backends() if name not in ("cpu_fused", "vanilla")]
 
 

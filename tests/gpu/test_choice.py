@@ -6,8 +6,6 @@ import torch
 from flashrnn.decoding import unsupported_choice
 from models.generation.sampler import Sampler, SamplingParams
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.mark.parametrize(
     "settings",

@@ -7,11 +7,6 @@ from flashrnn.compat import nxai
 from tests.compat.problem import AXES, OTHERS, Call, random_call, results
 from tests.tolerances import assert_close
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
-]
-
 DEVICE = "cuda"
 
 

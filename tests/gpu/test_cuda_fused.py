@@ -19,11 +19,6 @@ from tests.problems import Inputs, random_reset, results
 from tests.suite import Case, check, inputs_for
 from tests.tolerances import assert_close
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
-]
-
 LSTM = get_cell("lstm")
 
 

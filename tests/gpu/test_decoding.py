@@ -17,8 +17,6 @@ from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
 from models.mixers import RNNMixer
 from models.quantization import quantize
 
-pytestmark = pytest.mark.gpu
-
 
 def build(function, heads, d, dtype, classes=1001, kind=SequenceModel):
     torch.manual_seed(0)

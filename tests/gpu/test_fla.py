@@ -11,7 +11,6 @@ from models.generation.decoder import Decoder
 from models.generation.sampler import SamplingParams
 
 pytest.importorskip("fla")
-pytestmark = pytest.mark.gpu
 
 B, T, d = 3, 20, 64
 BOUND = 2e-2  # relative error: several roundings of bfloat16 (2^-8) in a layer

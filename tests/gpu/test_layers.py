@@ -14,11 +14,6 @@ from flashrnn.cuda.resident import layers
 from tests.flashrnn.networks import results
 from tests.tolerances import assert_close
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
-]
-
 LAYERS = {
     "eager_layer": (eager_layer, "run"),
     "cuda_layer": (cuda_layer, "run"),

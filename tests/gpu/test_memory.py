@@ -15,10 +15,6 @@ from tests.tiny_runs import config
 from training.memory import predict
 from training.sharding import shard
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
-]
 WIDE = ["model.d_model=1024", "model.num_blocks=8", "model.num_heads=8", "data.batch_size=16", "global_batch_size=256"]
 
 

@@ -6,11 +6,6 @@ import torch
 from flashrnn import FlashRNN, flashrnn, get_cell, repeated
 from flashrnn.problem import Inputs
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
-]
-
 B, T, N, D = 4, 6, 2, 64
 
 

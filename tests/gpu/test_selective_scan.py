@@ -6,11 +6,6 @@ import torch
 from models.mixers.selective_scan import selective_scan
 from tests.models.test_selective_scan import gradients, inputs
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
-]
-
 
 @pytest.mark.parametrize("sizes", [(5, 40, 256, 16), (2, 1, 70, 5), (2, 513, 70, 16), (1, 9, 64, 200)], ids=str)
 @pytest.mark.parametrize("resets", [False, True], ids=["no_reset", "reset"])

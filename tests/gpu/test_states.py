@@ -11,8 +11,6 @@ from models.generation.sampler import SamplingParams
 from models.mixers import AttentionMixer, RNNMixer
 from training.compiled_loss import CompiledLoss
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
-
 MIXERS = {
     "slstm": partial(RNNMixer, function="slstm", num_heads=2, conv_width=4),
     "window": partial(AttentionMixer, num_heads=2, window=6, rope_base=None),

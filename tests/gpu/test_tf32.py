@@ -23,11 +23,6 @@ from tests.suite import (
 )
 from tests.tolerances import assert_close
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
-]
-
 LSTM = get_cell("lstm")
 LONG_CASES = [Case(B=16, T=1024, N=12, D=64), Case(get_cell("gru"), B=33, T=257, N=1, D=768)]
 

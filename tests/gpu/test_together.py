@@ -7,11 +7,6 @@ from flashrnn import FlashRNN
 from tests.tiny_runs import SHORT, TINY, config
 from training.together import Batches, Ensemble, Learner
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
-]
-
 
 @pytest.mark.parametrize("function", ["lstm", "gru"])
 def test_vmap_equals_single_networks(function):

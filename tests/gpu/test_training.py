@@ -9,11 +9,6 @@ from training.averaging import MovingAverage
 from training.callbacks import StepStatistics
 from training.results import environment
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
-]
-
 
 def fit(folder, precision, steps, ckpt_path=None):
     """Train on the GPU up to step `steps`; return the module and its trainer."""

@@ -1,6 +1,5 @@
 """Tilings chosen by measurements."""
 
-import pytest
 import torch
 
 from flashrnn import get_cell
@@ -9,11 +8,6 @@ from flashrnn.cuda.resident.tuning import tune
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import device_gpu
 from tests.suite import Case, check
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
-]
 
 
 def test_fastest_tiling_is_stored_and_correct():
