@@ -11,12 +11,14 @@ from flashrnn.constrint.expressions import Operand
 from flashrnn.cuda.resident.resources import more_operations, polled_words, registers, shared_memory
 from flashrnn.cuda.resident.tiling import (
     Tiling,
+    alone,
     cells_of_lane,
     contributions,
     has_one_gate,
     helped,
     lane_cells,
     operands,
+    several,
     splits,
     spread,
     tiles_of_warp,
@@ -45,7 +47,6 @@ _GRADIENT = 36  # multiprocessors for d_R, if it overlaps with the backward's lo
 _AFTER = 350  # cost of d_R if a loop of one wave leaves no multiprocessors for it
 _BLOCKS_TOGETHER = (2, 3, 4)  # blocks of clusters that share a multiprocessor, as far as was timed
 _SHARED = 17  # sixteenths of their time: where they would not gain more than this, some were slower
-_WIDE_SECOND_TILE = 800  # backward of clusters of more than twelve blocks: four slices of a second batch tile
 _SPILLED = 20  # per register that spills
 _LOAD = 300  # before the loop: a warp of several blocks loads a fragment of R
 
@@ -62,29 +63,33 @@ class _Rates(NamedTuple):
     grid_exchange: int  # the same exchange through L2
     rank: int  # receiving from one more block of the cluster
     slices: int  # reducing the slice-K sums of a tile, per warp; hidden by the exchange of a grid
-    slices_of_second_tile: int  # the same for a second batch tile, in clusters
     single: int  # a lane of a cluster with one cell, whose memory accesses are half as wide as those of a pair
+    slices_of_second_tile: int = 0  # as `slices`, for a second batch tile in clusters
+    wide_second_tile: int = 0  # four slices of a second batch tile in clusters of more than twelve blocks
 
 
 _RATES = {
     "forward": _Rates(
         warp=244, cell=61, average=0, second_tile=59, exchange=86, exchange_unit=127, grid_exchange=3020, rank=0,
-        slices=114, slices_of_second_tile=0, single=100,
+        slices=114, single=100,
     ),
     "backward": _Rates(
         warp=239, cell=170, average=0, second_tile=59, exchange=193, exchange_unit=131, grid_exchange=1450, rank=9,
-        slices=0, slices_of_second_tile=0, single=0,
+        slices=0, single=0,
     ),
 }  # fmt: skip
-_RATES_OF_TIMED_FORWARD = _RATES["forward"]._replace(grid_exchange=2820, slices_of_second_tile=114)
+_RATES_OF_TIMED = {
+    "forward": _RATES["forward"]._replace(grid_exchange=2820, slices_of_second_tile=114),
+    "backward": _RATES["backward"]._replace(wide_second_tile=800),
+}
 _RATES_OF_ONE_GATE = {
     "forward": _Rates(
         warp=100, cell=40, average=7, second_tile=220, exchange=150, exchange_unit=90, grid_exchange=3020, rank=0,
-        slices=40, slices_of_second_tile=0, single=150,
+        slices=40, single=150,
     ),
     "backward": _Rates(
         warp=100, cell=100, average=7, second_tile=50, exchange=300, exchange_unit=60, grid_exchange=1450, rank=15,
-        slices=0, slices_of_second_tile=0, single=0,
+        slices=0, single=0,
     ),
 }  # fmt: skip
 _SECOND_TILE_OF_ONE_GATE = 220  # in float32, where the other rates are those of several gates
@@ -99,8 +104,7 @@ def eighths(spec: KernelSpec, tiling: Tiling, at_once: Mapping[int, int], batch:
     waves = ceil_div(groups, lookup(blocks, at_once))
     by_registers = gpu.registers // (registers(spec, tiling) * 32 * tiling.warps)
     fit = minimum(by_registers, gpu.shared_per_block // maximum(shared_memory(spec, tiling), 1))
-    alone = lookup(blocks, {size: int(size == 1) for size in at_once})
-    second = alone * (minimum(fit, 2) - 1)  # whether two blocks, each its own group, fit on a multiprocessor
+    second = alone(blocks) * (minimum(fit, 2) - 1)  # whether two blocks, each its own group, fit on a multiprocessor
     if not trace(spec.cell).reduces:
         second *= 1 - spread(spec, tiling)
     step = _step_cycles(spec, tiling)
@@ -128,7 +132,7 @@ def _shared_eighths(
     fit = minimum(by_registers, gpu.shared_per_block // (maximum(shared_memory(spec, tiling), 1) + 1024))
     gains = minimum(4 // cells_of_lane(spec, tiling), 1)  # lanes with eight cells gained nothing,
     gains *= minimum(tiling.warps // 2, 1)  # blocks of one warp were slower
-    shared = minimum(fit // together, 1) * gains * _several(spec, tiling) * (1 - spread(spec, tiling))
+    shared = minimum(fit // together, 1) * gains * several(tiling.blocks) * (1 - spread(spec, tiling))
     waves = ceil_div(groups, lookup(blocks, {size: gpu.clusters_at_once(size, together) for size in sizes}))
     return (8 + 64 * (1 - shared)) * waves * (_step_cycles(spec, tiling, together) * _SHARED // 16)
 
@@ -140,20 +144,20 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling, together: int = 1) -> Express
     depend only on the tiling, because units that are padding take as long as others. Thus, by the estimate, no head is
     slower than a larger one, whose tilings also hold it.
     """
-    direction, tiles, several = spec.direction, tiles_of_warp(spec, tiling), _several(spec, tiling)
+    rates, tiles, shares = _rates(spec), tiles_of_warp(spec, tiling), several(tiling.blocks)
     step = _product_cycles(spec, tiling, together) + _cell_cycles(spec, tiling, together)
     step += _grid_cycles(spec, tiling) if tiling.grid else _cluster_cycles(spec, tiling)
     step += _reduction_cycles(spec, tiling)
     if not tiling.grid:
-        slices = _rates(spec).slices + several * (tiling.batch_tiles - 1) * _rates(spec).slices_of_second_tile
-        step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * slices
-        if direction == "backward" and _is_timed(spec):
+        slices = rates.slices + shares * (tiling.batch_tiles - 1) * rates.slices_of_second_tile
+        step += several(tiling.k_slices) * tiling.k_slices * slices
+        if rates.wide_second_tile:
             wide = minimum(tiling.blocks // 13, 1) * minimum(tiling.k_slices // 4, 1)
-            step += wide * (tiling.batch_tiles - 1) * _WIDE_SECOND_TILE
-        if not exchanges(spec.cell, direction):
-            step += several * maximum(2 - cells_of_lane(spec, tiling), 0) * _rates(spec).single
+            step += wide * (tiling.batch_tiles - 1) * rates.wide_second_tile
+        if not exchanges(spec.cell, spec.direction):
+            step += shares * maximum(2 - cells_of_lane(spec, tiling), 0) * rates.single
     if spec.steps:  # the prologue of one block takes about as long with more fragments
-        step += several * splits(spec) * tiles * _LOAD // spec.steps
+        step += shares * splits(spec) * tiles * _LOAD // spec.steps
     if trace(spec.cell).reduces:
         available = minimum(spec.gpu.registers_per_thread, spec.gpu.registers // (32 * tiling.warps))
         step += _SPILLED * maximum(registers(spec, tiling) + polled_words(spec, tiling) - available, 0)
@@ -164,9 +168,9 @@ def _product_cycles(spec: KernelSpec, tiling: Tiling, together: int) -> Expressi
     """Return the cycles of a step's products, and of reading R for them."""
     parts, warps, tiles = splits(spec), tiling.warps * together, tiles_of_warp(spec, tiling)
     per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
-    alone = lookup(tiling.batch_tiles, dict(enumerate(_ALONE, 1)))
+    of_one_warp = lookup(tiling.batch_tiles, dict(enumerate(_ALONE, 1)))
     of_tile = parts * (parts - 1) // 2 + operands(spec, tiling)  # products per tile of R
-    products = tiles * of_tile * maximum(tiling.batch_tiles * per_core * _MMA, alone) // 10
+    products = tiles * of_tile * maximum(tiling.batch_tiles * per_core * _MMA, of_one_warp) // 10
     reads = maximum(parts * tiles - tiling.register_fragments, 0) * warps * _READ // 10
     return maximum(products, reads) + minimum(products, reads) * _BOTH // 10
 
@@ -175,14 +179,14 @@ def _cell_cycles(spec: KernelSpec, tiling: Tiling, together: int) -> Expression:
     """Return the cycles of the element-wise step of a scheduler's warps."""
     direction, warps, rates = spec.direction, _cell_warps(spec, tiling) * together, _rates(spec)
     of_scheduler = ceil_div(warps, 4)
-    operation = _OPERATION + _several(spec, tiling) * (_OPERATION_OF_SEVERAL - _OPERATION)
+    operation = _OPERATION + several(tiling.blocks) * (_OPERATION_OF_SEVERAL - _OPERATION)
     of_cell = rates.cell + operation * more_operations(spec.cell, direction)
     cells = rates.warp + cells_of_lane(spec, tiling) * of_cell
     if trace(spec.cell).reduces:  # while a warp waits for reductions, others run
         cells -= helped(spec, tiling) * (_HELPED * cells // 8)
         return (8 + _NEXT_WARP * (of_scheduler - 1)) * cells // 8
     if direction == "backward" and not tiling.grid and len(spec.cell.states) > 1:
-        cells += _several(spec, tiling) * maximum(cells_of_lane(spec, tiling) - 4, 0) * _CROWDED
+        cells += several(tiling.blocks) * maximum(cells_of_lane(spec, tiling) - 4, 0) * _CROWDED
     return ((8 - rates.average) * 4 * of_scheduler + rates.average * maximum(warps, 4)) * cells // 32
 
 
@@ -196,8 +200,8 @@ def _is_timed(spec: KernelSpec) -> bool:
 
 
 def _rates(spec: KernelSpec) -> _Rates:
-    if spec.direction == "forward" and _is_timed(spec):
-        return _RATES_OF_TIMED_FORWARD
+    if _is_timed(spec):
+        return _RATES_OF_TIMED[spec.direction]
     if not has_one_gate(spec):
         return _RATES[spec.direction]
     if spec.dtype.itemsize == 2:
@@ -212,12 +216,12 @@ def _cell_warps(spec: KernelSpec, tiling: Tiling) -> Expression:
 
 def _reduction_cycles(spec: KernelSpec, tiling: Tiling) -> Expression | int:
     """Return the cycles of the reductions over the units of a head."""
-    several, cycles = _several(spec, tiling), 0
+    shares, cycles = several(tiling.blocks), 0
     for exchange in exchanges(spec.cell, spec.direction):
-        cycles += _REDUCTION + several * _REDUCTION_OF_BLOCKS[tiling.grid]
+        cycles += _REDUCTION + shares * _REDUCTION_OF_BLOCKS[tiling.grid]
         if not tiling.grid:  # every warp reads all parts from shared memory, 16 bytes per lane in four cycles
             parts = tiling.blocks * contributions(spec, tiling) * exchange.vectors
-            cycles += several * (_cell_warps(spec, tiling) * parts // 2)
+            cycles += shares * (_cell_warps(spec, tiling) * parts // 2)
     return cycles
 
 
@@ -233,12 +237,7 @@ def _cluster_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     rates, batch_tiles = _rates(spec), tiling.batch_tiles
     exchange = rates.exchange_unit * tiling.padded * tiling.sequences // (800 * batch_tiles)
     exchange += rates.exchange + rates.rank * tiling.blocks
-    return rates.second_tile * (batch_tiles - 1) + _several(spec, tiling) * exchange
-
-
-def _several(spec: KernelSpec, tiling: Tiling) -> Expression | int:
-    """Return 1 if several blocks share a head, else 0."""
-    return 1 if tiling.grid else lookup(tiling.blocks, {size: int(size > 1) for size in spec.gpu.cluster_sizes})
+    return rates.second_tile * (batch_tiles - 1) + several(tiling.blocks) * exchange
 
 
 def idle_multiprocessors(spec: KernelSpec) -> int:
